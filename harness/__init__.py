@@ -1,0 +1,1 @@
+"""THE WORLD: sockets, processes, clocks, files, terminals."""

@@ -1,0 +1,85 @@
+"""The command tree, loaded lazily: a command's module is imported when that command is called, so `plan` never pays
+for aiohttp or pandas. A command is a module ``harness.cli.<name>`` with a typer-annotated function ``command``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from calibration.errors import CalibrationError
+from harness.errors import HarnessError
+
+#: command -> what it does, in the order of the help page
+COMMANDS: dict[str, str] = {
+    "demo": "The whole loop on the embedded stand-in server: plan, ramp, compare.",
+    "probe": "What is running there: version, model, context, KV pool, flags that matter, what is missing.",
+    "plan": "Analytical sizing: memory, limits on users, what binds.",
+    "ramp": "Raise concurrent streaming users against a live server and measure.",
+    "compare": "Measured and predicted saturation side by side.",
+    "metrics": "Read a /metrics text (file or URL) the way a ramp does.",
+    "twin": "Serve the twin: vLLM's scheduler behind the OpenAI API, no GPU.",
+    "profiles": "List the load profiles there are.",
+    "models": "List the models of the catalog.",
+    "gpus": "List the GPUs of the catalog.",
+    "accuracy": "Score the model on a table of measurements.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and imports a command's module only to run or explain it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        app = typer.Typer(add_completion=False)
+        app.command(name=cmd_name, help=COMMANDS[cmd_name])(import_module(f"harness.cli.{cmd_name}").command)
+        return typer.main.get_command(app)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The overview, from the table alone: no module is imported to print a line about it."""
+        width = max(map(len, COMMANDS))
+        lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+        formatter.write(
+            "\nvllm-harness: how many people can stream from a vLLM server at once, what stops them first,"
+            f" and how sure that is.\n\nUsage: vllm-harness COMMAND [OPTIONS]\n\nCommands:\n{lines}\n\n"
+            "vllm-harness COMMAND --help explains one. Exit codes: 0 done, 1 failure of the tool, 2 usage or bad\n"
+            "input file, 3 a gate or comparison failed, 4 the run is invalid or vacuous, 5 the server cannot be\n"
+            "reached or used, 130 interrupted with results written.\n"
+        )
+
+
+app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """vllm-harness."""
+
+
+def fail(message: str, hint: str, code: int) -> NoReturn:
+    """One clear line on stderr, a second that says what to do, and the documented exit code."""
+    sys.stderr.write(f"vllm-harness: {message}\n" + (f"  {hint}\n" if hint else ""))
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """The console script: run the command, turn our errors into one line and an exit code."""
+    try:
+        app(prog_name="vllm-harness")
+    except HarnessError as error:
+        fail(error.message, error.hint, error.exit_code)
+    except CalibrationError as error:
+        fail(error.message, error.hint, 2)
+    except BrokenPipeError:
+        # the reader of our output has gone (| head): nothing is left to say, and Python must not try at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
