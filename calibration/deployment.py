@@ -135,6 +135,10 @@ def resolve_deployment(
     cache = _kv(kv, architecture, number, fmt, kind)
     context = _context(max_model_len, architecture)
     seqs, budget = _batch(max_num_seqs, max_num_batched_tokens, context, version, kind, gpu, tp * pp)
+    caching = _prefix_caching(enable_prefix_caching, architecture)
+    if kind == "cpu" and architecture.is_mla:
+        # CpuPlatform.check_and_update_config: reference MLA runs without chunked prefill and prefix caching
+        budget, caching = max(context, 2048), False
     share = gpu_memory_utilization if gpu_memory_utilization is not None else vllm_defaults.memory_utilization(version)
     if not 0 < share <= 1:
         raise InputError(f"gpu_memory_utilization = {share!r}, expected a fraction above 0, at most 1")
@@ -168,7 +172,7 @@ def resolve_deployment(
         block_size=block_size,
         num_gpu_blocks_override=num_gpu_blocks_override,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
-        enable_prefix_caching=_prefix_caching(enable_prefix_caching, architecture),
+        enable_prefix_caching=caching,
         hybrid_kv_cache_manager=hybrid_kv_cache_manager,
         enforce_eager=enforce_eager,
         mamba_ssm_cache_dtype=_state_dtype(mamba_ssm_cache_dtype, architecture, kind, number),

@@ -250,9 +250,10 @@ def _nemotron_moe(config: HfConfig, hidden: int) -> tuple[parts.Weights, Experts
 
 
 def mamba2(config: HfConfig, tied: bool) -> Shape:
-    """Mamba-2 alone: one mixer and one norm a layer, no attention."""
+    """Mamba-2 alone: one mixer and one norm a layer, no attention. The convolution runs over ``intermediate_size`` where
+    the configuration has one, as vLLM's ``Mamba2DecoderLayer`` builds it."""
     hidden = config.integer("hidden_size")
-    channels = config.integer("expand", 2) * hidden
+    channels = config.integer("intermediate_size", config.integer("expand", 2) * hidden)
     heads = config.integer("num_heads", 128)
     state = State(
         "mamba2",
@@ -263,8 +264,6 @@ def mamba2(config: HfConfig, tied: bool) -> Shape:
         config.integer("state_size", 128),
         config.integer("n_groups", 8),
     )
-    if state.heads * state.head_dim != channels:
-        raise config.refuse("head_dim", state.head_dim, f"expand * hidden_size / num_heads = {channels / heads:g}")
     mixer = parts.mamba2_mixer(
         hidden, state, bias=config.flag("use_bias", False), conv_bias=config.flag("use_conv_bias", True), norm=True
     )
