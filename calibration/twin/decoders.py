@@ -1,0 +1,205 @@
+"""The running sequences that get tokens in every step, and what a step takes of them.
+
+Without speculation each gets exactly one token a step, all in step: a sequence's progress is a difference to one
+counter, the ones that need a block are found by remainder, the ones that end by the step they end in. A step then
+costs by blocks and ends, not by sequences. With speculation each has a pace of its own (:class:`Speculative`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Protocol
+
+from calibration.twin.config import Speculation
+from calibration.twin.sequence import Sequence
+
+
+class Decoders(Protocol):
+    """Sequences past their prefill. ``step`` is the number of the step being scheduled, counting up by one."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV resident for them before the step."""
+        ...
+
+    @property
+    def budget(self) -> int:
+        """Tokens of the step's budget they take."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def add(self, seq: Sequence, step: int) -> None:
+        """``seq`` finishes its prefill in ``step``; it decodes from the next one on."""
+        ...
+
+    def drop(self, seq: Sequence) -> None:
+        """Take ``seq`` out; its ``computed`` and ``outputs`` are what the last processed step left."""
+        ...
+
+    def growing(self) -> Iterable[tuple[Sequence, int]]:
+        """(sequence, blocks) of those that need blocks for this step, in no order."""
+        ...
+
+    def advance(self, step: int) -> dict[Sequence, int] | None:
+        """Schedule one step for all; tokens each will put out, ``None`` where each puts out one."""
+        ...
+
+    def computed(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` whose KV is computed, scheduled steps included."""
+        ...
+
+    def foreseen(self, step: int) -> list[Sequence]:
+        """Those that get their last token in ``step``, in running order, as the scheduler can know beforehand."""
+        ...
+
+    def members(self) -> list[Sequence]:
+        """All of them, in order of joining."""
+        ...
+
+
+class LockStep:
+    """One token a step for each. ``computed = steps + base`` with one ``base`` a sequence."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._steps = 0
+        self._base: dict[Sequence, int] = {}
+        self._base_sum = 0
+        #: sequences by base modulo block size: those of one entry need a block in the same step
+        self._phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        self._ends: dict[int, dict[Sequence, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._steps * len(self._base) + self._base_sum
+
+    @property
+    def budget(self) -> int:
+        return len(self._base)
+
+    def add(self, seq: Sequence, step: int) -> None:
+        base = seq.computed - self._steps
+        self._base[seq] = base
+        self._base_sum += base
+        self._phase[base % self._block_size][seq] = None
+        seq.decoding = True
+        seq.joined_step = step
+        seq.finish_step = step + seq.output_tokens - seq.outputs - 1
+        self._ends.setdefault(seq.finish_step, {})[seq] = None
+
+    def drop(self, seq: Sequence) -> None:
+        base = self._base.pop(seq)
+        self._base_sum -= base
+        del self._phase[base % self._block_size][seq]
+        seq.computed = self._steps + base
+        seq.decoding = False
+        if (ends := self._ends.get(seq.finish_step)) is not None:
+            ends.pop(seq, None)
+
+    def growing(self) -> Iterable[tuple[Sequence, int]]:
+        return [(seq, 1) for seq in self._phase[-self._steps % self._block_size]]
+
+    def advance(self, step: int) -> dict[Sequence, int] | None:
+        self._steps += 1
+        return None
+
+    def computed(self, seq: Sequence) -> int:
+        return self._steps + self._base[seq]
+
+    def foreseen(self, step: int) -> list[Sequence]:
+        ends = self._ends.pop(step, None)
+        return sorted(ends, key=_order) if ends else []
+
+    def members(self) -> list[Sequence]:
+        return list(self._base)
+
+
+def _order(seq: Sequence) -> int:
+    return seq.order
+
+
+class Speculative:
+    """``1 + drafts`` tokens scheduled for each, one plus the accepted ones put out.
+
+    Rules: vLLM 0.32.0 ``Scheduler.schedule`` (``num_tokens_with_spec``, the cap at the model's length),
+    ``allocate_slots`` (lookahead) and ``update_from_output`` (rejected tokens are taken back from what is computed;
+    their blocks stay).
+    """
+
+    def __init__(self, speculation: Speculation, block_size: int, max_model_len: int, rng: random.Random) -> None:
+        self._spec = speculation
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._rng = rng
+        self._seqs: dict[Sequence, None] = {}
+        self._ends: list[Sequence] = []
+        #: what the last step drafted and accepted, by position, for the counters
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_by_position = [0] * speculation.num_speculative_tokens
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @property
+    def kv_tokens(self) -> int:
+        return sum(seq.computed for seq in self._seqs)
+
+    @property
+    def budget(self) -> int:
+        return len(self._seqs) * (1 + self._spec.num_speculative_tokens)
+
+    def add(self, seq: Sequence, step: int) -> None:
+        self._seqs[seq] = None
+        seq.decoding = True
+        seq.joined_step = step
+        seq.outputs += 1
+        if seq.outputs == seq.output_tokens:
+            self._ends.append(seq)
+
+    def drop(self, seq: Sequence) -> None:
+        del self._seqs[seq]
+        seq.decoding = False
+        if seq in self._ends:
+            self._ends.remove(seq)
+
+    def growing(self) -> Iterable[tuple[Sequence, int]]:
+        reach = 1 + self._spec.num_speculative_tokens + self._spec.lookahead_tokens
+        for seq in self._seqs:
+            slots = min(seq.computed + reach, self._max_model_len)
+            if (blocks := -(-slots // self._block_size) - seq.blocks) > 0:
+                yield seq, blocks
+
+    def advance(self, step: int) -> dict[Sequence, int] | None:
+        return {seq: self._verify(seq) for seq in self._seqs if seq.joined_step < step}
+
+    def _verify(self, seq: Sequence) -> int:
+        drafted = min(self._spec.num_speculative_tokens, self._max_model_len - seq.computed - 2)
+        accepted = 0
+        while accepted < drafted and self._rng.random() < self._spec.acceptance[accepted]:
+            self.accepted_by_position[accepted] += 1
+            accepted += 1
+        if drafted > 0:
+            self.drafts += 1
+            self.draft_tokens += drafted
+        put_out = min(1 + accepted, seq.output_tokens - seq.outputs)
+        seq.computed += 1 + accepted
+        seq.outputs += put_out
+        if seq.outputs == seq.output_tokens:
+            self._ends.append(seq)
+        return put_out
+
+    def computed(self, seq: Sequence) -> int:
+        return seq.computed
+
+    def foreseen(self, step: int) -> list[Sequence]:
+        ends, self._ends = self._ends, []
+        return sorted(ends, key=_order)
+
+    def members(self) -> list[Sequence]:
+        return list(self._seqs)

@@ -1,0 +1,196 @@
+"""One engine core: steps are scheduled, take their time, and put tokens out. It is told the time, it never asks.
+
+Whoever drives it (the virtual clock of :mod:`calibration.twin.kernel`, the real one of the server) calls
+:meth:`Engine.add` and :meth:`Engine.abort` when something happens, and :meth:`Engine.advance` at :attr:`Engine.due_s`.
+Every decision depends on the order and times of these calls alone, so both clocks give one run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from calibration.errors import InputError
+from calibration.steptime import StepModel
+from calibration.twin.config import EngineConfig
+from calibration.twin.counters import Counters
+from calibration.twin.decoders import Speculative
+from calibration.twin.scheduler import Scheduler, Step
+from calibration.twin.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Output:
+    """What one step put out, at ``at_s``.
+
+    Attributes:
+        started: sequences with their first token.
+        resumed: preempted ones whose prefill ended again: they put out one token too.
+        decoded: the other sequences that put out tokens, where the engine keeps members (else None).
+        tokens: tokens of each of ``decoded`` where it is not one each.
+        finished: those of the above that ended, in running order.
+    """
+
+    at_s: float
+    step: Step
+    started: list[Sequence] = field(default_factory=list)
+    resumed: list[Sequence] = field(default_factory=list)
+    decoded: list[Sequence] | None = None
+    tokens: dict[Sequence, int] | None = None
+    finished: list[Sequence] = field(default_factory=list)
+    generated_tokens: int = 0
+
+
+class Engine:
+    """vLLM's engine core with a step-time model for a GPU.
+
+    Args:
+        config: its flags.
+        step_time: seconds of a step.
+        seed: of the noise and of the acceptance of drafts.
+        noise: standard deviation of the logarithm of a step's time around the model's (mean kept); 0 for none.
+        keep_members: list the decoding sequences of every step in its :class:`Output`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        step_time: StepModel,
+        *,
+        seed: int = 0,
+        noise: float = 0.0,
+        keep_members: bool = False,
+    ) -> None:
+        if not noise >= 0:
+            raise InputError(f"noise is {noise}: expected a standard deviation >= 0")
+        self.config = config
+        self.counters = Counters(config.max_model_len)
+        self._step_time = step_time
+        self._noise = noise
+        self._noise_rng = random.Random(f"{seed}/noise")
+        self.scheduler = Scheduler(config, random.Random(f"{seed}/acceptance"), keep_members)
+        #: when the step under way ends; None when idle
+        self.due_s: float | None = None
+        self._running: Step | None = None
+        self._ahead: Step | None = None
+        #: end of the last step: when every decoding sequence had its last token
+        self._last_end_s = 0.0
+
+    @property
+    def unfinished(self) -> int:
+        """Requests waiting or running."""
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
+
+    def check(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raises InputError where a request of this size can never run."""
+        if prompt_tokens + output_tokens > self.config.max_model_len:
+            raise InputError(
+                f"prompt and output are {prompt_tokens} + {output_tokens} tokens: expected at most max_model_len"
+                f" ({self.config.max_model_len})"
+            )
+
+    def add(self, seq: Sequence, now_s: float) -> None:
+        """A request arrives. An idle engine must be advanced right after."""
+        seq.arrived_s = now_s
+        self.scheduler.add(seq)
+
+    def abort(self, seq: Sequence, now_s: float) -> None:
+        """A client has gone. Whatever the step under way computes for it is lost."""
+        self.scheduler.abort(seq, [step for step in (self._running, self._ahead) if step is not None])
+        seq.finished_s = now_s
+        if self.due_s is None:
+            self._set_gauges()
+
+    def advance(self, now_s: float) -> Output | None:
+        """End the step under way, if any, and start the next one; what was put out.
+
+        Call it at ``due_s``, or at any time when idle.
+        """
+        output = None
+        if self._running is not None:
+            output = self._finish(self._running, now_s)
+            self._running, self._ahead = self._ahead, None
+        if self._running is None:
+            self._running = self._schedule(None, now_s)
+        if self._running is None:
+            self.due_s = None
+            return output
+        self.due_s = now_s + self._duration_s(self._running)
+        if self.config.async_scheduling:
+            self._ahead = self._schedule(self._running, now_s)
+        return output
+
+    def _schedule(self, foreseen: Step | None, now_s: float) -> Step | None:
+        step = self.scheduler.schedule(foreseen)
+        if step is None:
+            return None
+        for seq in step.admitted:
+            if seq.scheduled_s is None:
+                seq.scheduled_s = now_s
+        for seq in step.interrupted:
+            # under asynchronous scheduling the token of the step still running is delivered all the same
+            seq.last_token_s = self._last_end_s if foreseen is None else self.due_s
+        return step if step.scheduled_tokens else None
+
+    def _duration_s(self, step: Step) -> float:
+        seconds = self._step_time.step_s(step.decode_seqs, step.kv_tokens, step.prefill_tokens)
+        if self._noise:
+            seconds *= math.exp(self._noise_rng.gauss(-self._noise * self._noise / 2, self._noise))
+        return seconds
+
+    # ------------------------------------------------------------------ the end of a step
+
+    def _finish(self, step: Step, now_s: float) -> Output:
+        output = Output(now_s, step, decoded=step.members, tokens=step.tokens)
+        output.finished = self.scheduler.update(step, self._ahead)
+        computed_prompt_tokens = self._count_completed(step, output, now_s)
+        self._count_decoded(step, output, now_s)
+        if output.generated_tokens:
+            self.counters.generation_tokens += output.generated_tokens
+            self.counters.iteration_tokens.observe(computed_prompt_tokens + output.generated_tokens)
+        for seq in output.finished:
+            seq.last_token_s = seq.finished_s = now_s
+            self.counters.count_finished(seq)
+        self._last_end_s = now_s
+        self.counters.steps += 1
+        self._set_gauges()
+        return output
+
+    def _count_completed(self, step: Step, output: Output, now_s: float) -> int:
+        computed = 0
+        for seq in step.completed:
+            if seq.ended and seq not in output.finished:
+                continue
+            self.counters.count_preemptions(seq)
+            if seq.first_token_s is None:
+                seq.first_token_s = seq.last_token_s = now_s
+                computed += self.counters.count_first_output(seq, now_s)
+                output.started.append(seq)
+            else:
+                assert seq.last_token_s is not None
+                self.counters.inter_token_latency.observe(now_s - seq.last_token_s)
+                output.resumed.append(seq)
+            output.generated_tokens += 1
+        return computed
+
+    def _count_decoded(self, step: Step, output: Output, now_s: float) -> None:
+        decoded = step.decode_seqs + len(step.completed) - step.dropped - len(output.started) - len(output.resumed)
+        if decoded > 0:
+            self.counters.inter_token_latency.observe(now_s - self._last_end_s, decoded)
+            output.generated_tokens += decoded if step.tokens is None else sum(step.tokens.values())
+        if isinstance(self.scheduler.decoders, Speculative):
+            self._count_drafts(self.scheduler.decoders)
+
+    def _count_drafts(self, decoders: Speculative) -> None:
+        self.counters.spec_decode_num_drafts = decoders.drafts
+        self.counters.spec_decode_num_draft_tokens = decoders.draft_tokens
+        self.counters.spec_decode_num_accepted_tokens_per_pos = tuple(decoders.accepted_by_position)
+
+    def _set_gauges(self) -> None:
+        scheduler, counters = self.scheduler, self.counters
+        counters.num_requests_running = len(scheduler.running)
+        counters.num_requests_waiting = len(scheduler.waiting)
+        counters.kv_cache_usage = scheduler.pool.usage
+        counters.prefix_cache_queries = scheduler.prefix_queries
+        counters.prefix_cache_hits = scheduler.prefix_hits

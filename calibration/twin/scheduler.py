@@ -1,0 +1,370 @@
+"""Who runs in the next step. Decides only: it looks at no clock and counts nothing.
+
+Rules of vLLM 0.32.0 ``v1/core/sched/scheduler.py``, ``Scheduler.schedule`` and ``update_from_output``:
+
+* Running requests first, in the order of their admission, one token each while they decode; then, if nobody was
+  preempted, waiting ones from the head until one does not fit. All share ``max_num_batched_tokens``; a prompt that is
+  larger than what is left is cut (chunked prefill), and is then the last of the running until it is through.
+* Blocks are allocated for what is computed in this step. A running request that finds none preempts: under FCFS the
+  last of the running, under the policy ``priority`` the one with the largest (priority, arrival), itself at worst.
+* A preempted request gives all blocks back, starts again with its prompt and all it has put out, and waits at the head.
+* A waiting request is admitted only if all it has to compute fits into the free blocks at that moment
+  (``scheduler_reserve_full_isl``), its output to come not included.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from calibration.twin.blocks import NO_HIT, BlockPool, Hit
+from calibration.twin.config import EngineConfig
+from calibration.twin.decoders import Decoders, LockStep, Speculative
+from calibration.twin.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Step:
+    """One scheduled forward pass."""
+
+    index: int
+    #: sequences that decode, and the KV tokens resident for them
+    decode_seqs: int = 0
+    kv_tokens: int = 0
+    #: prompt (and recomputed) tokens computed
+    prefill_tokens: int = 0
+    #: sequences taken from the waiting queue, and those whose prefill ends here: they put out a token
+    admitted: list[Sequence] = field(default_factory=list)
+    completed: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    #: those of the preempted that were decoding
+    interrupted: list[Sequence] = field(default_factory=list)
+    #: tokens put out by each decoding sequence; None where each puts out one
+    tokens: dict[Sequence, int] | None = None
+    #: those that decode, where the engine was asked to keep them
+    members: list[Sequence] | None = None
+    #: ends that were known before the step ran (asynchronous scheduling)
+    ending: list[Sequence] = field(default_factory=list)
+    #: tokens of the budget taken by decoding: drafts included
+    decode_tokens: int = 0
+    #: sequences of this step whose output nobody takes any more
+    dropped: int = 0
+
+    @property
+    def scheduled_tokens(self) -> int:
+        return self.decode_tokens + self.prefill_tokens
+
+
+class Scheduler:
+    """The queues and the pool of one engine.
+
+    Args:
+        config: vLLM's flags.
+        rng: draws the acceptance of drafts; unused without speculation.
+        keep_members: list the decoding sequences in every step (the server writes to each).
+    """
+
+    def __init__(self, config: EngineConfig, rng: random.Random, keep_members: bool = False) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_gpu_blocks, config.enable_prefix_caching)
+        self.waiting: WaitingQueue = PriorityQueue() if config.scheduling_policy == "priority" else FcfsQueue()
+        self.running: dict[Sequence, None] = {}
+        self.decoders: Decoders = (
+            LockStep(config.block_size)
+            if config.speculation is None
+            else Speculative(config.speculation, config.block_size, config.max_model_len, rng)
+        )
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._prefilling: dict[Sequence, None] = {}
+        self._keep_members = keep_members
+        self._steps = 0
+        self._admissions = 0
+        self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self._drops_last_hit = config.speculation is not None and config.speculation.lookahead_tokens > 0
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.add(seq)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    # ------------------------------------------------------------------ one step
+
+    def schedule(self, foreseen: Step | None = None) -> Step | None:
+        """The next step, or None when nothing can run; a step without tokens only preempts.
+
+        Args:
+            foreseen: the step still running, under asynchronous scheduling: those known to end in it do not run again.
+        """
+        if foreseen is not None:
+            self._set_aside_ends(foreseen)
+        step = Step(self._steps + 1)
+        self._schedule_decoders(step)
+        budget = self.config.max_num_batched_tokens - self.decoders.budget
+        budget = self._schedule_prefilling(step, budget)
+        step.decode_seqs, step.kv_tokens = len(self.decoders), self.decoders.kv_tokens
+        step.decode_tokens = self.decoders.budget
+        if self._keep_members:
+            step.members = self.decoders.members()
+        step.tokens = self.decoders.advance(step.index)
+        if not step.preempted:
+            self._admit(step, budget)
+        if not step.scheduled_tokens:
+            return step if step.preempted else None
+        self._steps = step.index
+        self._join_decoders(step)
+        return step
+
+    def _schedule_decoders(self, step: Step) -> None:
+        growing = list(self.decoders.growing())
+        if sum(blocks for _, blocks in growing) <= self.pool.free:
+            for seq, blocks in growing:
+                self._grow(seq, blocks)
+            return
+        for seq, blocks in sorted(growing, key=lambda entry: entry[0].order):
+            if seq.decoding:
+                self._grow_or_preempt(seq, blocks, step)
+
+    def _grow(self, seq: Sequence, blocks: int) -> None:
+        self.pool.take(blocks)
+        seq.blocks += blocks
+
+    def _grow_or_preempt(self, seq: Sequence, blocks: int, step: Step) -> bool:
+        while blocks > self.pool.free:
+            victim = self._victim()
+            self._preempt(victim, step)
+            if victim is seq:
+                return False
+        self._grow(seq, blocks)
+        return True
+
+    def _victim(self) -> Sequence:
+        if self.config.scheduling_policy == "priority":
+            return max(self.running, key=lambda seq: (seq.priority, seq.arrived_s))
+        return next(reversed(self.running))
+
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        if seq.decoding:
+            step.interrupted.append(seq)
+            self.decoders.drop(seq)
+            if self.config.speculation is None:
+                seq.outputs = seq.output_tokens - (seq.finish_step - (step.index - 1))
+        self._prefilling.pop(seq, None)
+        self._let_go(seq)
+        seq.status = Status.PREEMPTED
+        seq.preemptions += 1
+        seq.uncounted_preemptions += 1
+        step.preempted.append(seq)
+        self.waiting.put_back(seq)
+
+    def _let_go(self, seq: Sequence) -> None:
+        del self.running[seq]
+        self.pool.close(seq.table, seq.blocks)
+        seq.blocks = 0
+        seq.computed = 0
+
+    def _schedule_prefilling(self, step: Step, budget: int) -> int:
+        for seq in list(self._prefilling):
+            if (chunk := min(seq.tokens - seq.computed, budget)) and seq in self._prefilling:
+                needed = self._blocks_for(seq.computed + chunk) - seq.blocks
+                if needed <= 0 or self._grow_or_preempt(seq, needed, step):
+                    self._compute(seq, chunk, step)
+                    budget -= chunk
+        return budget
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+    def _compute(self, seq: Sequence, chunk: int, step: Step) -> None:
+        seq.computed += chunk
+        step.prefill_tokens += chunk
+        if seq.computed == seq.tokens:
+            self._prefilling.pop(seq, None)
+            step.completed.append(seq)
+
+    def _join_decoders(self, step: Step) -> None:
+        for seq in step.completed:
+            self.decoders.add(seq, step.index)
+
+    # ------------------------------------------------------------------ admission
+
+    def _admit(self, step: Step, budget: int) -> None:
+        while budget > 0 and self.waiting and len(self.running) < self.config.max_num_seqs:
+            seq = self.waiting.head()
+            hit = self._lookup(seq)
+            cached = hit.blocks * self.config.block_size
+            chunk = seq.tokens - cached
+            if chunk > budget and not self.config.enable_chunked_prefill:
+                break
+            chunk = min(chunk, budget)
+            if not self._fits(seq, hit, cached + chunk):
+                break
+            self.waiting.pop()
+            self._start(seq, hit, cached)
+            self._grow(seq, self._blocks_for(cached + chunk) - hit.blocks)
+            step.admitted.append(seq)
+            self._prefilling[seq] = None
+            self._compute(seq, chunk, step)
+            budget -= chunk
+
+    def _lookup(self, seq: Sequence) -> Hit:
+        """Cached leading blocks; the last token is always computed, for its logits (KVCacheManager)."""
+        if not self.config.enable_prefix_caching:
+            return NO_HIT
+        hit = self.pool.lookup(seq.content, (seq.tokens - 1) // self.config.block_size)
+        if self._drops_last_hit and hit.blocks:
+            return self.pool.lookup(seq.content, hit.blocks - 1)
+        return hit
+
+    def _fits(self, seq: Sequence, hit: Hit, tokens: int) -> bool:
+        reserve = self._watermark_blocks if self.running else 0
+        if self.config.scheduler_reserve_full_isl:
+            tokens = seq.tokens
+        return self._blocks_for(tokens) - hit.blocks + hit.free + reserve <= self.pool.free
+
+    def _start(self, seq: Sequence, hit: Hit, cached: int) -> None:
+        self.pool.open(seq.table, seq.content, hit, lambda: self._computed(seq) // self.config.block_size)
+        self._admissions += 1
+        seq.order = self._admissions
+        seq.blocks = hit.blocks
+        seq.computed = cached
+        seq.status = Status.RUNNING
+        self.running[seq] = None
+        if not seq.preemptions:
+            seq.cached_tokens = cached
+            if self.config.enable_prefix_caching:
+                self.prefix_queries += seq.tokens
+                self.prefix_hits += cached
+
+    def _computed(self, seq: Sequence) -> int:
+        return self.decoders.computed(seq) if seq.decoding else seq.computed
+
+    # ------------------------------------------------------------------ the end of a step
+
+    def _set_aside_ends(self, running: Step) -> None:
+        if self.config.speculation is None:
+            running.ending = self.decoders.foreseen(running.index)
+            for seq in running.ending:
+                if seq.finish_reason == "length":
+                    self.decoders.drop(seq)
+
+    def update(self, step: Step, ahead: Step | None = None) -> list[Sequence]:
+        """Apply a step that has run; those that end in it, in running order, their blocks free again.
+
+        Args:
+            ahead: the step scheduled meanwhile, under asynchronous scheduling.
+        """
+        if not self.config.async_scheduling or self.config.speculation is not None:
+            step.ending = self.decoders.foreseen(step.index)
+        ended = [seq for seq in step.ending if not seq.ended]
+        for seq in ended:
+            if seq.decoding:
+                self._drop_from(seq, ahead)
+                self.decoders.drop(seq)
+            seq.outputs = seq.output_tokens
+            self._remove(seq)
+            seq.status = Status.FINISHED
+        return ended
+
+    def _remove(self, seq: Sequence) -> None:
+        if seq.status is Status.RUNNING:
+            self._let_go(seq)
+        else:
+            self.waiting.remove(seq)
+
+    def abort(self, seq: Sequence, in_flight: list[Step]) -> None:
+        """Take ``seq`` out wherever it is; steps under way lose its output."""
+        if seq.ended:
+            return
+        for step in in_flight:
+            self._drop_from(seq, step)
+        if seq.decoding:
+            self.decoders.drop(seq)
+        self._prefilling.pop(seq, None)
+        self._remove(seq)
+        seq.status = Status.ABORTED
+
+    @staticmethod
+    def _drop_from(seq: Sequence, step: Step | None) -> None:
+        if step is not None and ((seq.decoding and seq.joined_step <= step.index) or seq in step.ending):
+            step.dropped += 1
+            if step.tokens is not None:
+                step.tokens.pop(seq, None)
+
+
+class WaitingQueue:
+    """Who waits. ``put_back`` is for preempted requests."""
+
+    def add(self, seq: Sequence) -> None:
+        raise NotImplementedError
+
+    def put_back(self, seq: Sequence) -> None:
+        raise NotImplementedError
+
+    def head(self) -> Sequence:
+        raise NotImplementedError
+
+    def pop(self) -> Sequence:
+        raise NotImplementedError
+
+    def remove(self, seq: Sequence) -> None:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class FcfsQueue(WaitingQueue):
+    """First come, first served; the preempted wait at the head."""
+
+    def __init__(self) -> None:
+        self._seqs: deque[Sequence] = deque()
+
+    def add(self, seq: Sequence) -> None:
+        self._seqs.append(seq)
+
+    def put_back(self, seq: Sequence) -> None:
+        self._seqs.appendleft(seq)
+
+    def head(self) -> Sequence:
+        return self._seqs[0]
+
+    def pop(self) -> Sequence:
+        return self._seqs.popleft()
+
+    def remove(self, seq: Sequence) -> None:
+        self._seqs.remove(seq)
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+
+class PriorityQueue(WaitingQueue):
+    """Smallest (priority, arrival) first; a preempted request takes the place these give it."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, Sequence]] = []
+        self._added = 0
+
+    def add(self, seq: Sequence) -> None:
+        self._added += 1
+        heapq.heappush(self._heap, (seq.priority, seq.arrived_s, self._added, seq))
+
+    put_back = add
+
+    def head(self) -> Sequence:
+        return self._heap[0][3]
+
+    def pop(self) -> Sequence:
+        return heapq.heappop(self._heap)[3]
+
+    def remove(self, seq: Sequence) -> None:
+        self._heap = [entry for entry in self._heap if entry[3] is not seq]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
