@@ -58,6 +58,7 @@ class Getter:
 
     Args:
         api_key: sent as ``Authorization: Bearer``; never part of a message.
+        key_url: the key is for this URL's host and goes to no other (a --metrics-url elsewhere); None sends it always.
         headers: sent with every question.
         verify_tls: False accepts any certificate.
         timeout_s: seconds for one whole question, unless the call says otherwise.
@@ -70,16 +71,23 @@ class Getter:
         self,
         *,
         api_key: str | None = None,
+        key_url: str | None = None,
         headers: Mapping[str, str] | None = None,
         verify_tls: bool = True,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
     ) -> None:
-        self._headers = {**(headers or {}), **bearer(api_key)}
+        self._headers = dict(headers or {})
+        self._key_header = bearer(api_key)
+        self._key_host = None if key_url is None else urlsplit(key_url).hostname
         self._verify_tls = verify_tls
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self._key_header)
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(ssl=self._verify_tls, limit=0)
@@ -110,13 +118,15 @@ class Getter:
         if self._session is None:
             raise RuntimeError("a Getter asks only inside its `async with`")
         total = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s, connect=self._connect_timeout_s)
-        started_ns = now_ns()
         try:
-            async with self._session.request(method, url, json=json, timeout=total, proxy=proxy_for(url)) as response:
+            headers = self._key_header if self._key_host in (None, urlsplit(url).hostname) else {}
+            started_ns = now_ns()
+            async with self._session.request(
+                method, url, json=json, headers=headers, timeout=total, proxy=proxy_for(url)
+            ) as response:
                 body = await _read(response)
-                return Answer(
-                    str(response.url), response.status, body, dict(response.headers), started_ns, now_ns()
-                )  # fmt: skip
+                ended_ns = now_ns()
+                return Answer(str(response.url), response.status, body, dict(response.headers), started_ns, ended_ns)
         except MAPPED as error:
             raise explain(error, url) from error
 
