@@ -1,9 +1,9 @@
 """What the model refuses. The commands turn these into exit code 2.
 
-    CalibrationError
-    ├── InputError         a value that cannot be: names the key, what it is and what was expected
-    │   └── Unsupported    an architecture, format or combination the model does not know: refused, never guessed
-    └── NotIdentifiable    the data cannot tell this number; says which stage would
+CalibrationError
+├── InputError         a value that cannot be: names the key, what it is and what was expected
+│   └── Unsupported    an architecture, format or combination the model does not know: refused, never guessed
+└── NotIdentifiable    the data cannot tell this number; says which stage would
 """
 
 from __future__ import annotations

@@ -1,0 +1,340 @@
+"""``vllm-harness ramp``: a profile, or levels given on the line, against a live server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.options import ApiKey, BaseUrl, Insecure, Json, MetricsUrl, Model
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.load.run import RampOptions
+    from loadprofiles.profile import Profile
+
+DEFAULT_DURATION = "30s"
+SLO_NAMES = ("ttft", "tpot", "e2e")
+
+
+def command(
+    base_url: BaseUrl,
+    model: Model = None,
+    api_key: ApiKey = None,
+    users: Annotated[
+        str | None, typer.Option("--users", metavar="N,N,...", help="Levels of concurrent users, one stage each.")
+    ] = None,
+    request_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--request-rate", metavar="R,R,...", help="Arrivals a second instead; --users then caps those in flight."
+        ),
+    ] = None,
+    arrival: Annotated[str | None, typer.Option(help="constant, poisson or gamma; poisson unless said.")] = None,
+    burstiness: Annotated[
+        float | None, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, below burstier.")
+    ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"Of each stage; {DEFAULT_DURATION} where no --requests are given."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests of each stage; whichever of it and --duration ends first.")
+    ] = None,
+    ramp_up: Annotated[str | None, typer.Option(metavar="TIME", help="Over which a stage's users start.")] = None,
+    think: Annotated[str | None, typer.Option(metavar="TIME", help="Pause of a user between its requests.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Length of each prompt; 256 unless said.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Length of each answer; 128 unless said.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="completions (token ids, exact lengths) or chat (text, lengths learned from the server)."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", metavar="NAME|FILE", help="A load profile; `vllm-harness profiles` lists them."),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft:MS,tpot:MS", help="What a good request meets; gives goodput.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Exactly this folder; results/<time>-<profile> unless said."),
+    ] = None,
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Errors only.")] = False,
+    save_content: Annotated[bool, typer.Option("--save-content", help="Keep each answer's text.")] = False,
+    save_gaps: Annotated[bool, typer.Option("--save-gaps", help="Keep each gap between chunks.")] = False,
+    stall_timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="A stream without content for so long has failed.")
+    ] = "120s",
+    request_timeout: Annotated[str, typer.Option(metavar="TIME", help="Of one whole request.")] = "10m",
+    connect_timeout: Annotated[str, typer.Option(metavar="TIME", help="Of opening a connection.")] = "10s",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="Streams in flight at a stage's end are cut after it.")
+    ] = "30s",
+    scrape_interval: Annotated[str, typer.Option(metavar="TIME", help="Between two readings of /metrics.")] = "500ms",
+    no_scrape: Annotated[bool, typer.Option("--no-scrape", help="Leave /metrics alone.")] = False,
+    metrics_url: MetricsUrl = None,
+    processes: Annotated[
+        str, typer.Option(metavar="N|auto", help="Load workers; auto is one per 500 users, one core left free.")
+    ] = "auto",
+    loop: Annotated[str, typer.Option(help="Event loop: auto, uvloop or asyncio.")] = "auto",
+    honour_retry_after: Annotated[
+        bool, typer.Option("--honour-retry-after", help="Users wait as long as a 429 or 503 tells them.")
+    ] = False,
+    prometheus_port: Annotated[
+        int | None, typer.Option(help="Serve live Prometheus metrics of this run there.")
+    ] = None,
+    prometheus_host: Annotated[str, typer.Option(help="Address of --prometheus-port.")] = "127.0.0.1",
+    insecure: Insecure = False,
+) -> None:
+    if profile is None:
+        chosen = _levels(
+            users=users,
+            request_rate=request_rate,
+            arrival=arrival,
+            burstiness=burstiness,
+            duration=duration,
+            requests=requests,
+            ramp_up=ramp_up,
+            think=think,
+            workload={"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "endpoint": endpoint},
+        )
+    else:
+        levels = {
+            "--users": users,
+            "--request-rate": request_rate,
+            "--arrival": arrival,
+            "--burstiness": burstiness,
+            "--ramp-up": ramp_up,
+            "--think": think,
+        }
+        chosen = _profile(profile, levels, duration, requests, prompt_tokens, output_tokens, endpoint)
+    if json:
+        quiet = True
+    from harness.load.run import RampOptions
+
+    execute(
+        RampOptions(
+            base_url=base_url,
+            profile=chosen,
+            out=out or default_folder(chosen.name),
+            model=model,
+            api_key=api_key,
+            metrics_url=metrics_url,
+            verify_tls=not insecure,
+            seed=seed,
+            slo_ms=parse_slo(slo),
+            processes=_processes(processes, chosen),
+            loop_name=_one_of("--loop", loop, ("auto", "uvloop", "asyncio")),
+            scrape_interval_s=None if no_scrape else _seconds("--scrape-interval", scrape_interval),
+            connect_timeout_s=_seconds("--connect-timeout", connect_timeout),
+            stall_timeout_s=_seconds("--stall-timeout", stall_timeout),
+            request_timeout_s=_seconds("--request-timeout", request_timeout),
+            grace_s=_seconds("--grace", grace),
+            save_content=save_content,
+            save_gaps=save_gaps,
+            honour_retry_after=honour_retry_after,
+            prometheus=None if prometheus_port is None else (prometheus_host, prometheus_port),
+        ),
+        json=json,
+        quiet=quiet,
+    )
+
+
+def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, Any]]:
+    """Run, draw, print the table or the JSON document; errors pass through after what was measured was printed."""
+    import asyncio
+    import sys
+
+    from rich.console import Console
+
+    from harness.cli.live import LiveView, QuietView, stage_table
+    from harness.load.run import Run
+
+    console = Console(stderr=True)
+    view: LiveView | QuietView = QuietView() if quiet else LiveView(console)
+    run = Run(options, view)
+    try:
+        asyncio.run(run.execute())
+    finally:
+        view.close()
+        if json and run.stages:
+            _print_json(options, run.stages)
+        elif run.stages and not quiet:
+            out = Console(width=None if sys.stdout.isatty() else 140)
+            out.print(stage_table(run.stages))
+            for stage in run.stages:
+                for reason in stage["reasons"]:
+                    out.print(f"  stage {stage['index'] + 1}: {reason}", style="yellow", highlight=False)
+            out.print(f"written to {options.out}", highlight=False)
+    return run.stages
+
+
+def _print_json(options: RampOptions, stages: list[dict[str, Any]]) -> None:
+    import sys
+
+    import orjson
+
+    from harness.store import SCHEMA_VERSION
+
+    document = {"schema_version": SCHEMA_VERSION, "out": str(options.out), "stages": stages}
+    sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.flush()
+
+
+def default_folder(name: str) -> Path:
+    """results/<UTC time>-<name>."""
+    from harness.clock import wall_time
+
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    return Path("results") / f"{wall_time():%Y%m%d-%H%M%S}-{safe}"
+
+
+def parse_slo(text: str | None) -> dict[str, float]:
+    """``ttft:500,tpot:50`` -> {"ttft": 500.0, "tpot": 50.0}, milliseconds.
+
+    Raises:
+        UsageError: another name, or no number.
+    """
+    slo: dict[str, float] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, _, value = part.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = 0.0
+        if name.strip() not in SLO_NAMES or limit <= 0:
+            raise UsageError(
+                f"--slo: expected {', '.join(f'{n}:MS' for n in SLO_NAMES)}, not {part.strip()!r}",
+                "for example --slo ttft:500,tpot:50",
+            )
+        slo[name.strip()] = limit
+    return slo
+
+
+def _seconds(option: str, text: str) -> float:
+    from loadprofiles.profile import seconds
+
+    try:
+        value = seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+    if value <= 0:
+        raise UsageError(f"{option}: expected more than 0, not {text!r}")
+    return value
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        values = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = []
+    if not values or min(values) <= 0:
+        what = "whole numbers above 0" if kind is int else "numbers above 0"
+        raise UsageError(
+            f"{option}: expected {what}, separated by commas, not {text!r}", f"for example {option} 1,2,4,8"
+        )
+    return values
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UsageError(f"{option}: expected {' or '.join(known)}, not {value!r}")
+    return value
+
+
+def _levels(
+    *,
+    users: str | None,
+    request_rate: str | None,
+    arrival: str | None,
+    burstiness: float | None,
+    duration: str | None,
+    requests: int | None,
+    ramp_up: str | None,
+    think: str | None,
+    workload: dict[str, Any],
+) -> Profile:
+    from loadprofiles.profile import ProfileError, parse_profile
+
+    if users is None and request_rate is None:
+        raise UsageError("no load was given", "give --users 1,2,4,8 or --request-rate 5 or --profile ramp")
+    if duration is None and requests is None:
+        duration = DEFAULT_DURATION
+    shared = {
+        "arrival": arrival,
+        "burstiness": burstiness,
+        "duration": duration,
+        "requests": requests,
+        "ramp_up": ramp_up,
+        "think": think,
+    }
+    stage: dict[str, Any] = {key: value for key, value in shared.items() if value is not None}
+    if request_rate is not None:
+        stage["request_rate"] = _numbers("--request-rate", request_rate, float)
+        if users is not None:
+            caps = _numbers("--users", users, int)
+            if len(caps) != 1:
+                raise UsageError(
+                    "--users: with --request-rate it is one cap on the requests in flight", f"not {users!r}"
+                )
+            stage["users"] = caps[0]
+    elif users is not None:
+        stage["users"] = _numbers("--users", users, int)
+    data = {
+        "name": "levels",
+        "workload": {key: value for key, value in workload.items() if value is not None},
+        "stages": [stage],
+    }
+    try:
+        return parse_profile(data, "command line")
+    except ProfileError as error:
+        raise UsageError(error.message, error.hint) from error
+
+
+def _profile(
+    name: str,
+    levels: dict[str, Any],
+    duration: str | None,
+    requests: int | None,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+    endpoint: str | None,
+) -> Profile:
+    """A profile with the lengths and stage ends given on the line in place of its own."""
+    from loadprofiles.profile import ProfileError, load_profile, parse_profile
+
+    if clash := [option for option, value in levels.items() if value is not None]:
+        raise UsageError(f"{clash[0]} and --profile both say what the levels are", "leave one of them out")
+    try:
+        profile = load_profile(name)
+        data = profile.model_dump(exclude_none=True)
+        lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+        given = {key: value for key, value in lengths.items() if value is not None}
+        ends = {key: value for key, value in (("duration", duration), ("requests", requests)) if value is not None}
+        data["workload"] |= given | ({} if endpoint is None else {"endpoint": endpoint})
+        for stage in data["stages"]:
+            if ends:
+                stage.pop("duration", None), stage.pop("requests", None)
+            stage |= ends | {key: value for key, value in given.items() if key in stage}
+        return parse_profile(data, name)
+    except ProfileError as error:
+        raise UsageError(error.message, error.hint) from error
+
+
+def _processes(text: str, profile: Profile) -> int:
+    """``auto``: one worker carries 500 users' streams of 50 tokens a second on one core; a core is left for the rest."""
+    import os
+
+    if text == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = max((stage.users for stage in profile.stages if isinstance(stage.users, int)), default=1)
+        return max(1, min(-(-most // 500), cores - 1))
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        raise UsageError(f"--processes: expected auto or a number from 1 to 256, not {text!r}")
+    return int(text)

@@ -1,0 +1,249 @@
+"""The controller's side of the load: starts worker processes, keeps their stages in step, hears their records.
+
+Workers get a session of their own, so that Ctrl-C in the terminal reaches only the controller, which then decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from harness.clock import NS_PER_MS, NS_PER_S, now_ns
+from harness.errors import LocalFault
+from harness.load.orders import Progress, Setup, StageEnd, StageOrder, Tag, line, split
+from harness.measure.gaps import GapHistogram
+from harness.record import Failure, Outcome, Record
+
+#: a line may hold a whole answer's text or every gap of it
+LINE_BYTES = 256 * 2**20
+START_S = 30.0
+#: after kill_ns the workers have this long to hand in their last records
+HAND_IN_S = 15.0
+#: clocks of two processes of one machine that differ by more than this are not one clock
+CLOCK_SKEW_NS = 50 * NS_PER_MS
+
+
+@dataclass(slots=True, kw_only=True)
+class StageOutcome:
+    """What the workers said of a stage, put together."""
+
+    #: by worker; to be merged
+    gaps: list[GapHistogram] = field(default_factory=list)
+    #: CPU seconds a wall second, of the busiest worker
+    cpu: float | None = None
+    loop_lag_ms_p99: float | None = None
+    not_sent: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, end: StageEnd) -> None:
+        cpu = end.cpu_s / end.wall_s if end.wall_s > 0 else None
+        self.cpu = max((c for c in (self.cpu, cpu) if c is not None), default=None)
+        lags = [lag for lag in (self.loop_lag_ms_p99, end.loop_lag_ms_p99) if lag is not None]
+        self.loop_lag_ms_p99 = max(lags, default=None)
+        self.not_sent += end.not_sent
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    number: int
+    process: asyncio.subprocess.Process
+    progress: Progress | None = None
+    order: StageOrder | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    listener: asyncio.Task[None] | None = None
+    dead: str | None = None
+
+    def tell(self, message: bytes) -> None:
+        assert self.process.stdin is not None
+        if self.dead is None and not self.process.stdin.is_closing():
+            self.process.stdin.write(message)
+
+
+class Fleet:
+    """The worker processes of a run.
+
+    Args:
+        count: processes.
+        loop_name: auto, uvloop or asyncio.
+        on_record: called with every record's JSON line, newline included, as it comes in.
+    """
+
+    def __init__(self, count: int, loop_name: str, on_record: Callable[[bytes], None]) -> None:
+        self._count = count
+        self._loop_name = loop_name
+        self._on_record = on_record
+        self._workers: list[_Worker] = []
+        self._outcome = StageOutcome()
+
+    async def start(self, setup: Setup) -> None:
+        """Start the workers and hand them the setup.
+
+        Raises:
+            LocalFault: one does not come up, or its clock is another.
+        """
+        self._workers = [await self._spawn(number) for number in range(self._count)]
+        for worker in self._workers:
+            await self._greet(worker)
+            worker.tell(line(Tag.SETUP, setup))
+            worker.listener = asyncio.ensure_future(self._listen(worker))
+
+    async def _spawn(self, number: int) -> _Worker:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "harness.load.worker",
+            self._loop_name,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+            start_new_session=os.name == "posix",
+        )
+        return _Worker(number, process)
+
+    async def _greet(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        before = now_ns()
+        try:
+            message = await asyncio.wait_for(worker.process.stdout.readline(), START_S)
+        except TimeoutError:
+            raise LocalFault(f"load worker {worker.number} did not start within {START_S:g} s") from None
+        if not message:
+            raise LocalFault(f"load worker {worker.number} ended at once", "its own message stands above")
+        tag, payload = split(message)
+        theirs = int(orjson.loads(payload)["now_ns"]) if tag is Tag.HELLO else 0
+        # it said hello between our two looks at the clock; `before` may be later than its hello when it started fast
+        if not before - int(START_S * NS_PER_S) <= theirs <= now_ns() + CLOCK_SKEW_NS:
+            raise LocalFault(f"load worker {worker.number} does not share this process's monotonic clock")
+
+    async def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        while message := await worker.process.stdout.readline():
+            tag, payload = split(message)
+            if tag is Tag.RECORD:
+                self._on_record(payload)
+            elif tag is Tag.PROGRESS:
+                worker.progress = Progress(**orjson.loads(payload))
+            elif tag is Tag.GAPS:
+                self._outcome.gaps.append(GapHistogram.from_dict(orjson.loads(payload)))
+            elif tag is Tag.STAGE_END:
+                self._outcome.add(StageEnd(**orjson.loads(payload)))
+                worker.order, worker.progress = None, None
+                worker.done.set()
+            elif tag is Tag.FAULT:
+                worker.dead = f"load worker {worker.number}: {orjson.loads(payload)['message']}"
+                break
+        if worker.dead is None and worker.order is not None:
+            code = await worker.process.wait()
+            worker.dead = f"load worker {worker.number} died (exit code {code})"
+        if worker.dead is not None:
+            self._bury(worker)
+        worker.done.set()
+
+    def _bury(self, worker: _Worker) -> None:
+        """A dead worker's users are counted failed: what they had in flight is lost, and that is ours to say."""
+        assert worker.dead is not None
+        self._outcome.faults.append(worker.dead)
+        order = worker.order
+        for user in order.users if order is not None else []:
+            assert order is not None
+            record = Record(
+                request_id=f"{order.index}-worker{worker.number}-user{user}",
+                stage=order.index,
+                user=user,
+                scheduled_ms=0.0,
+                sent_ms=None,
+                outcome=Outcome.FAILED,
+                failure=Failure.CLIENT,
+                message=worker.dead,
+                asked_output_tokens=order.output_tokens,
+            )
+            self._on_record(record.to_json())
+        worker.order = None
+        if worker.process.returncode is None:
+            worker.process.kill()
+
+    async def stage(self, orders: Sequence[StageOrder]) -> StageOutcome:
+        """Run one stage on all workers and wait for the last of their records.
+
+        Raises:
+            LocalFault: a worker said nothing :data:`HAND_IN_S` past the stage's hard end.
+        """
+        self._outcome = StageOutcome()
+        busy = []
+        for worker, order in zip(self._workers, orders, strict=True):
+            if worker.dead is None:
+                worker.order = order
+                worker.done.clear()
+                worker.tell(line(Tag.STAGE, order))
+                busy.append(worker)
+        bound_s = max(order.kill_ns for order in orders) / NS_PER_S - now_ns() / NS_PER_S + HAND_IN_S
+        try:
+            await asyncio.wait_for(asyncio.gather(*(worker.done.wait() for worker in busy)), bound_s)
+        except TimeoutError:
+            raise LocalFault("a load worker did not end its stage in time", "this machine may be overloaded") from None
+        return self._outcome
+
+    def in_flight(self) -> int:
+        return sum(worker.progress.in_flight for worker in self._workers if worker.progress is not None)
+
+    def loop_lag_ms(self) -> float:
+        return max(
+            (worker.progress.loop_lag_ms_max for worker in self._workers if worker.progress is not None), default=0.0
+        )
+
+    def drain(self) -> None:
+        """No new requests; those in flight may end."""
+        for worker in self._workers:
+            worker.tell(line(Tag.DRAIN))
+
+    def abort(self) -> None:
+        """No new requests, and those in flight are cut."""
+        for worker in self._workers:
+            worker.tell(line(Tag.ABORT))
+
+    async def close(self) -> None:
+        """End all workers, whatever they are doing."""
+        for worker in self._workers:
+            worker.tell(line(Tag.QUIT))
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()
+        for worker in self._workers:
+            try:
+                await asyncio.wait_for(worker.process.wait(), 5.0)
+            except TimeoutError:
+                worker.process.kill()
+                await worker.process.wait()
+            if worker.listener is not None:
+                await worker.listener
+
+
+def share(order: StageOrder, count: int) -> list[StageOrder]:
+    """Split a stage over ``count`` workers: users and arrivals round robin, so that every share spans the whole stage;
+    a count of requests as evenly as it goes. Request numbers interleave, so the prompts of two workers never coincide.
+    """
+    shares = []
+    for part in range(count):
+        requests = order.requests
+        if requests is not None:
+            requests = requests // count + (part < requests % count)
+        cap = order.max_in_flight
+        if cap is not None:
+            cap = max(1, cap // count + (part < cap % count))
+        shares.append(
+            replace(
+                order,
+                first_number=part,
+                number_step=count,
+                users=order.users[part::count],
+                user_start_ns=order.user_start_ns[part::count],
+                due_ns=order.due_ns[part::count],
+                requests=requests,
+                max_in_flight=cap,
+            )
+        )
+    return shares

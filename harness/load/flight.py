@@ -1,0 +1,183 @@
+"""Requests in flight, and the decoding of their bytes in the loop's slack time.
+
+Bytes are stamped and filed as they arrive; turning them into tokens costs a few microseconds each and can wait. The
+:class:`Hangar` decodes in slices of half a millisecond between the loop's other work, the ended requests first, then
+long ones still in flight so that their bytes do not pile up. It also watches the clock for stalled and overlong ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.client import Exchange
+from harness.clock import NS_PER_MS, NS_PER_S, now_ns
+from harness.decode import Plan, StreamDecoder, StreamEnd, error_message, failed_record
+from harness.record import Failure, Record, http_failure
+
+#: decoding that may stand between two looks at the sockets; adds at most this to the lateness of a stamp
+SLICE_NS = NS_PER_MS // 2
+#: pause between slices while nothing presses: at most a fifth of the core goes into decoding
+PAUSE_S = 0.002
+#: ended requests waiting above which slices follow each other without a pause
+PRESSING = 2_000
+#: bytes of a stream still in flight above which it is decoded meanwhile
+HELD_BYTES = 16_384
+#: how often stalls and long requests are looked for
+SWEEP_NS = 50 * NS_PER_MS
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request, its exchange on the wire and the decoder of its answer."""
+
+    plan: Plan
+    exchange: Exchange
+    decoder: StreamDecoder
+    words: int | None = None
+    taken: int = 0
+
+    def decode(self, until_ns: int | None = None) -> bool:
+        """Feed the decoder what has arrived; stop after ``until_ns``. True when nothing is left."""
+        arrivals = self.exchange.arrivals
+        feed = self.decoder.feed
+        while self.taken < len(arrivals):
+            # in steps, so that the clock is not read for every chunk
+            for stamp_ns, data in arrivals[self.taken : self.taken + 32]:
+                feed(stamp_ns, data)
+            self.taken = min(self.taken + 32, len(arrivals))
+            if until_ns is not None and now_ns() >= until_ns:
+                break
+        if self.taken >= len(arrivals):
+            arrivals.clear()
+            self.taken = 0
+            self.exchange.body_bytes = 0
+            return True
+        return False
+
+    def record(self, run_start_ns: int) -> Record:
+        """The frozen record, once the exchange has ended and everything is decoded."""
+        exchange = self.exchange
+        end = exchange.end or StreamEnd.CLIENT
+        if exchange.status is not None and exchange.status != 200:
+            return failed_record(
+                self.plan,
+                run_start_ns=run_start_ns,
+                sent_ns=exchange.sent_ns,
+                failure=http_failure(exchange.status),
+                http_status=exchange.status,
+                message=error_message(exchange.body()) or f"HTTP {exchange.status} with an empty body",
+                end_ns=exchange.end_ns,
+            )
+        if exchange.status is None and end in (StreamEnd.EOF, StreamEnd.RESET, StreamEnd.CONNECT):
+            return failed_record(
+                self.plan,
+                run_start_ns=run_start_ns,
+                sent_ns=exchange.sent_ns,
+                failure=Failure.CONNECTION,
+                http_status=None,
+                message=exchange.message or "the connection was closed before any answer",
+                end_ns=exchange.end_ns,
+            )
+        return self.decoder.finish(
+            self.plan,
+            run_start_ns=run_start_ns,
+            sent_ns=exchange.sent_ns,
+            end=end,
+            end_ns=exchange.end_ns,
+            http_status=exchange.status,
+            message=exchange.message,
+        )
+
+
+class Hangar:
+    """Every flight of a worker, from take-off to its record.
+
+    Args:
+        run_start_ns: origin of the records' times.
+        stall_timeout_s: no content for so long ends a request as stalled.
+        request_timeout_s: so long after the send a request ends as timeout.
+        on_record: called with each finished flight and its record, in slack time.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_start_ns: int,
+        stall_timeout_s: float,
+        request_timeout_s: float,
+        on_record: Callable[[Flight, Record], None],
+    ) -> None:
+        self._run_start_ns = run_start_ns
+        self._stall_ns = int(stall_timeout_s * NS_PER_S)
+        self._total_ns = int(request_timeout_s * NS_PER_S)
+        self._on_record = on_record
+        self.flying: set[Flight] = set()
+        self._landed: deque[Flight] = deque()
+
+    def take_off(self, flight: Flight) -> None:
+        self.flying.add(flight)
+
+    def land(self, flight: Flight) -> None:
+        """The exchange has ended; its record follows in slack time."""
+        self.flying.discard(flight)
+        self._landed.append(flight)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._landed)
+
+    async def run(self) -> None:
+        """Decode and sweep until cancelled."""
+        swept_ns = 0
+        while True:
+            now = now_ns()
+            if now - swept_ns >= SWEEP_NS:
+                self._sweep(now)
+                swept_ns = now
+            self._slice(now_ns() + SLICE_NS)
+            await asyncio.sleep(0 if len(self._landed) > PRESSING else PAUSE_S)
+
+    def flush(self) -> None:
+        """Decode all that has landed, now."""
+        while self._landed:
+            self._finish_first(None)
+
+    def _slice(self, until_ns: int) -> None:
+        while self._landed and now_ns() < until_ns:
+            self._finish_first(until_ns)
+        if not self._landed:
+            for flight in self.flying:
+                if flight.exchange.body_bytes > HELD_BYTES:
+                    flight.decode(until_ns)
+                    if now_ns() >= until_ns:
+                        return
+
+    def _finish_first(self, until_ns: int | None) -> None:
+        flight = self._landed[0]
+        answered = flight.exchange.status in (None, 200)
+        if answered and not flight.decode(until_ns):
+            return
+        self._landed.popleft()
+        self._on_record(flight, flight.record(self._run_start_ns))
+
+    def _sweep(self, now: int) -> None:
+        for flight in list(self.flying):
+            exchange = flight.exchange
+            if exchange.sent_ns is None:
+                continue
+            if now - exchange.sent_ns > self._total_ns:
+                exchange.stop(StreamEnd.TIMEOUT)
+            elif now - max(exchange.sent_ns, exchange.last_read_ns or 0) > self._stall_ns:
+                exchange.stop(StreamEnd.STALLED)
+            elif exchange.arrivals and now - self._last_content_ns(flight) > self._stall_ns:
+                # bytes came, but were they content? Comments and empty deltas do not keep a stream alive
+                flight.decode()
+                if now - self._last_content_ns(flight) > self._stall_ns:
+                    exchange.stop(StreamEnd.STALLED)
+
+    @staticmethod
+    def _last_content_ns(flight: Flight) -> int:
+        return max(flight.exchange.sent_ns or 0, flight.decoder.last_content_ns or 0)

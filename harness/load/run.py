@@ -1,0 +1,426 @@
+"""One run from its first question to its summary: probe, settle, stages, scrapes, files.
+
+The order of things: everything that can be refused is refused before the folder is made; everything measured is on
+disk before it is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.clock import NS_PER_MS, NS_PER_S, now_ns, wall_time
+from harness.errors import HarnessError, Interrupted, LocalFault, RunInvalid, UsageError
+from harness.http_get import Getter
+from harness.limits import allow_open_files
+from harness.load.controller import Fleet, StageOutcome, share
+from harness.load.orders import Setup
+from harness.load.stages import order_of
+from harness.load.tally import Tally
+from harness.measure.from_records import columns_of
+from harness.measure.gaps import merged
+from harness.measure.health import run_fault
+from harness.measure.summary import StageReadings, summarise
+from harness.measure.window import StageLoad
+from harness.observe.probe import ProbeResult, probe
+from harness.observe.scrape import Scrape, ScrapeLoop
+from harness.observe.summary import OurTraffic, summarise_server
+from harness.record import Record
+from harness.store import RunWriter
+from harness.workload.learn import TextLaw, learn_text
+from loadprofiles.profile import Profile, ProfileError, Stage, resolve
+
+if TYPE_CHECKING:
+    from harness.export.prometheus import Exporter
+
+#: between the order and a stage's start, so that every worker has it in time
+LEAD_S = 0.25
+FLUSH_S = 0.5
+TICK_S = 0.25
+SETTLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampOptions:
+    """Everything a run is told. Seconds unless the name says otherwise."""
+
+    base_url: str
+    profile: Profile
+    out: Path
+    model: str | None = None
+    api_key: str | None = None
+    metrics_url: str | None = None
+    verify_tls: bool = True
+    seed: int = 0
+    slo_ms: Mapping[str, float] = field(default_factory=dict)
+    processes: int = 1
+    loop_name: str = "auto"
+    scrape_interval_s: float | None = 0.5
+    connect_timeout_s: float = 10.0
+    stall_timeout_s: float = 120.0
+    request_timeout_s: float = 600.0
+    grace_s: float = 30.0
+    save_content: bool = False
+    save_gaps: bool = False
+    honour_retry_after: bool = False
+    prometheus: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """What a watcher sees a few times a second."""
+
+    stage: int
+    asked: int | None
+    in_flight: int
+    tally: Tally
+    elapsed_s: float
+    planned_s: float | None
+    loop_lag_ms: float
+
+
+class View(Protocol):
+    """Who watches a run; the command line draws, tests listen."""
+
+    def started(self, probed: ProbeResult, profile: Profile, out: Path) -> None: ...
+
+    def tick(self, tick: Tick) -> None: ...
+
+    def summarised(self, stage: Mapping[str, Any]) -> None: ...
+
+    def says(self, message: str) -> None: ...
+
+
+class Run:
+    """One execution of a profile. :meth:`execute` may be awaited once."""
+
+    def __init__(self, options: RampOptions, view: View) -> None:
+        self._options = options
+        self._view = view
+        self._start_ns = now_ns()
+        self._fault: HarnessError | None = None
+        self._interrupts = 0
+        self._tally = Tally(users=1)
+        #: summaries of the stages that ended, as in summary.json
+        self.stages: list[dict[str, Any]] = []
+        self._started = wall_time()
+        self._fleet: Fleet | None = None
+        self._exporter: Exporter | None = None
+        self._writer: RunWriter | None = None
+        self._scraper: ScrapeLoop | None = None
+
+    async def execute(self) -> list[dict[str, Any]]:
+        """Run all stages; returns their summaries, which are on disk by then.
+
+        Raises:
+            UsageError, ServerError: before anything was sent.
+            Interrupted: Ctrl-C; RunInvalid: nothing valid was measured; Unreachable, Refused: the server went or refused
+            everything; LocalFault: this machine failed. What was measured is on disk in each case.
+        """
+        options = self._options
+        async with Getter(api_key=options.api_key, verify_tls=options.verify_tls) as getter:
+            probed = await probe(getter, options.base_url, model=options.model, metrics_url=options.metrics_url)
+            profile = self._resolved(probed)
+            allow_open_files(max(self._streams_of(stage) for stage in profile.stages))
+            setup = await self._setup(getter, probed, profile)
+            with self._exporting():
+                self._writer = RunWriter(options.out)
+                try:
+                    self._writer.write_run(self._description(probed, profile, ended=False))
+                    self._view.started(probed, profile, options.out)
+                    async with self._scraping(getter, probed):
+                        await self._load(profile, setup)
+                    self._guarded_write(lambda writer: writer.write_run(self._description(probed, profile, ended=True)))
+                finally:
+                    self._writer.close()
+        self._judge()
+        return self.stages
+
+    def _resolved(self, probed: ProbeResult) -> Profile:
+        try:
+            return resolve(
+                self._options.profile, max_model_len=probed.max_model_len, pool_tokens=probed.usable_pool_tokens
+            )
+        except ProfileError as error:
+            raise UsageError(error.message, error.hint) from error
+
+    @staticmethod
+    def _streams_of(stage: Stage) -> int:
+        if isinstance(stage.users, int):
+            return stage.users
+        # open loop without a cap: as many as may pile up while a server hangs
+        seconds = stage.duration or (stage.requests or 0) / (stage.request_rate or 1.0)
+        return min(int((stage.request_rate or 0) * seconds), stage.requests or sys.maxsize)
+
+    async def _setup(self, getter: Getter, probed: ProbeResult, profile: Profile) -> Setup:
+        options = self._options
+        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+        chat = profile.workload.endpoint == "chat"
+        law = await learn_text(getter, probed.base_url, probed.model) if chat and probed.tokenize else TextLaw()
+        return Setup(
+            base_url=probed.base_url,
+            model=probed.model,
+            endpoint=profile.workload.endpoint,
+            headers=headers,
+            verify_tls=options.verify_tls,
+            seed=options.seed,
+            run_start_ns=self._start_ns,
+            connect_timeout_s=options.connect_timeout_s,
+            stall_timeout_s=options.stall_timeout_s,
+            request_timeout_s=options.request_timeout_s,
+            save_content=options.save_content,
+            save_gaps=options.save_gaps,
+            honour_retry_after=options.honour_retry_after,
+            text_offset=law.offset,
+            text_tokens_per_word=law.tokens_per_word,
+        )
+
+    @contextlib.contextmanager
+    def _exporting(self) -> Iterator[None]:
+        if self._options.prometheus is None:
+            yield
+            return
+        from harness.export.prometheus import Exporter
+
+        address, port = self._options.prometheus
+        with Exporter(address=address, port=port) as self._exporter:
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _scraping(self, getter: Getter, probed: ProbeResult) -> AsyncIterator[None]:
+        interval_s = self._options.scrape_interval_s
+        if interval_s is None or probed.metrics_url is None:
+            yield
+            return
+        self._scraper = ScrapeLoop(
+            getter,
+            probed.metrics_url,
+            model=probed.metrics_model,
+            interval_s=interval_s,
+            run_start_ns=self._start_ns,
+            sink=self._scraped,
+        )
+        if (unsettled := await self._scraper.settle(timeout_s=SETTLE_S)) is not None:
+            self._view.says(unsettled)
+        async with self._scraper:
+            yield
+
+    def _scraped(self, scrape: Scrape) -> None:
+        if self._exporter is not None:
+            self._exporter.on_scrape(scrape)
+        self._guarded_write(lambda writer: writer.add_scrape(scrape.to_row()))
+
+    def _recorded(self, line: bytes) -> None:
+        record = Record.from_json(line)
+        self._tally.add(record)
+        if self._exporter is not None:
+            self._exporter.on_record(record)
+        self._guarded_write(lambda writer: writer.add_record(line))
+        if (
+            self._fault is None
+            and (verdict := self._tally.verdict((now_ns() - self._start_ns) / NS_PER_MS)) is not None
+        ):
+            self._give_up(verdict)
+
+    def _guarded_write(self, write: Callable[[RunWriter], None]) -> None:
+        """A write that fails ends the run in order: called from listeners, where an exception would go unheard."""
+        if self._writer is None or isinstance(self._fault, LocalFault):
+            return
+        try:
+            write(self._writer)
+        except LocalFault as fault:
+            self._give_up(fault)
+
+    def _give_up(self, fault: HarnessError) -> None:
+        self._fault = fault
+        if self._fleet is not None:
+            self._fleet.abort()
+
+    async def _load(self, profile: Profile, setup: Setup) -> None:
+        self._fleet = Fleet(self._options.processes, self._options.loop_name, self._recorded)
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM] if os.name == "posix" else []
+        for number in signals:
+            loop.add_signal_handler(number, self._interrupt)
+        flusher = asyncio.ensure_future(self._flush_forever())
+        try:
+            await self._fleet.start(setup)
+            for index, stage in enumerate(profile.stages):
+                await self._stage(index, stage)
+                if self._fault is not None or self._interrupts or self._too_many_failed(index, profile):
+                    break
+        finally:
+            flusher.cancel()
+            await self._fleet.close()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _interrupt(self) -> None:
+        """Once drains: no new requests, those in flight may end. Twice cuts."""
+        self._interrupts += 1
+        if self._fleet is None:
+            return
+        if self._interrupts == 1:
+            self._view.says("stopping: no new requests; the streams in flight may end (Ctrl-C again cuts them)")
+            self._fleet.drain()
+        else:
+            self._fleet.abort()
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._guarded_write(lambda writer: writer.flush())
+
+    async def _stage(self, index: int, stage: Stage) -> None:
+        assert self._fleet is not None
+        assert self._writer is not None
+        asked = stage.users if isinstance(stage.users, int) else None
+        self._tally = Tally(users=asked or 3)
+        if self._exporter is not None:
+            self._exporter.on_stage(index)
+        if self._scraper is not None:
+            await self._scraper.scrape_now()
+        offset = self._writer.mark()
+        start_ns = now_ns() + int(LEAD_S * NS_PER_S)
+        order = order_of(stage, index, start_ns=start_ns, seed=self._options.seed, grace_s=self._options.grace_s)
+        ticker = asyncio.ensure_future(self._tick_forever(index, asked, start_ns, stage.duration))
+        try:
+            outcome = await self._fleet.stage(share(order, self._options.processes))
+        finally:
+            ticker.cancel()
+        end_ns = now_ns()
+        if self._scraper is not None:
+            await self._scraper.scrape_now()
+        if outcome.faults and self._fault is None:
+            self._fault = LocalFault(outcome.faults[0], "the run ended; what was measured is on disk")
+        span = ((start_ns - self._start_ns) / NS_PER_S, (end_ns - self._start_ns) / NS_PER_S)
+        self._summarise(index, stage, span, offset, outcome)
+
+    async def _tick_forever(self, index: int, asked: int | None, start_ns: int, planned_s: float | None) -> None:
+        assert self._fleet is not None
+        while True:
+            tick = Tick(
+                stage=index,
+                asked=asked,
+                in_flight=self._fleet.in_flight(),
+                tally=self._tally,
+                elapsed_s=max(0.0, (now_ns() - start_ns) / NS_PER_S),
+                planned_s=planned_s,
+                loop_lag_ms=self._fleet.loop_lag_ms(),
+            )
+            self._view.tick(tick)
+            if self._exporter is not None:
+                self._exporter.on_progress(users=asked, in_flight=tick.in_flight, loop_lag_s=tick.loop_lag_ms / 1e3)
+            await asyncio.sleep(TICK_S)
+
+    def _summarise(
+        self, index: int, stage: Stage, span: tuple[float, float], offset: int, outcome: StageOutcome
+    ) -> None:
+        assert self._writer is not None
+        self._guarded_write(lambda writer: writer.flush())
+        trace, deltas = columns_of(self._writer.records_since(offset), "live")
+        summary = summarise(
+            index,
+            trace,
+            load_of(stage, span[0]),
+            StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
+            deltas,
+            self._options.slo_ms,
+        )
+        if outcome.not_sent:
+            summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
+        if self._scraper is not None:
+            window = summary["window"]
+            summary["server"] = summarise_server(
+                self._scraper.scrapes,
+                (window["start_s"], window["end_s"]) if window else None,
+                span,
+                ours=self._our_traffic(),
+                prompts_unique=True,
+            ).to_dict()
+            summary["reasons"] += summary["server"]["contamination"]
+        self.stages.append(summary)
+        self._guarded_write(lambda writer: writer.write_summary(self.stages))
+        self._view.summarised(summary)
+
+    def _our_traffic(self) -> OurTraffic:
+        tally = self._tally
+        known = tally.output_unknown == 0
+        return OurTraffic(
+            output_tokens=tally.output_tokens if known else None, ended=tally.ok, cut=tally.failed + tally.incomplete
+        )
+
+    def _too_many_failed(self, index: int, profile: Profile) -> bool:
+        ended, limit = self._tally.ok + self._tally.failed, profile.limits.error_rate
+        if not ended or self._tally.failed / ended <= limit or index + 1 == len(profile.stages):
+            return False
+        self._view.says(
+            f"stage {index}: {self._tally.failed} of {ended} requests failed, more than limits.error_rate of {limit:g};"
+            " the run ends here"
+        )
+        return True
+
+    def _judge(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if self._interrupts:
+            raise Interrupted("interrupted", f"what was measured is in {self._options.out}")
+        if (problem := run_fault(self.stages)) is not None:
+            raise RunInvalid(problem, f"the records are in {self._options.out}")
+
+    def _description(self, probed: ProbeResult, profile: Profile, *, ended: bool) -> dict[str, Any]:
+        options = self._options
+        return {
+            "versions": {"vllm-harness": version("vllm-harness"), "python": platform.python_version()},
+            "started": self._started.isoformat(timespec="seconds"),
+            "ended": wall_time().isoformat(timespec="seconds") if ended else None,
+            "deployment": probed.to_dict(),
+            "profile": profile.model_dump(mode="json", exclude_none=True),
+            "options": {
+                "seed": options.seed,
+                "slo_ms": dict(options.slo_ms),
+                "processes": options.processes,
+                "scrape_interval_s": options.scrape_interval_s,
+                "stall_timeout_s": options.stall_timeout_s,
+                "request_timeout_s": options.request_timeout_s,
+                "grace_s": options.grace_s,
+            },
+            "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
+            "command": redacted(sys.argv),
+        }
+
+
+def load_of(stage: Stage, start_s: float) -> StageLoad:
+    """What a resolved stage asks for, as measuring wants it."""
+    planned_end_s = None if stage.duration is None else start_s + stage.duration
+    if stage.request_rate is not None:
+        return StageLoad(request_rate=stage.request_rate, planned_end_s=planned_end_s)
+    assert isinstance(stage.users, int), "a resolved stage has a number of users"
+    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=planned_end_s)
+
+
+_SECRETS = ("--api-key",)
+
+
+def redacted(command: Sequence[str]) -> list[str]:
+    """The command line with the values of secret options and the user part of URLs replaced by ``***``."""
+    shown, hide_next = [], False
+    for word in command:
+        option, equals, _ = word.partition("=")
+        if hide_next:
+            word = "***"
+        elif equals and option in _SECRETS:
+            word = f"{option}=***"
+        shown.append(re.sub(r"(://)[^/@\s]+@", r"\1***@", word))
+        hide_next = word in _SECRETS
+    return shown

@@ -1,0 +1,66 @@
+"""Profile stage -> the order a fleet can run: absolute times, user starts, due times, bounds. Pure but for its inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.clock import NS_PER_S
+from harness.load.orders import StageOrder
+from loadprofiles.arrivals import due_times_s, ramp_up_s, start_times_s
+from loadprofiles.profile import Stage
+
+#: a stage that ends by count ends after this long all the same
+COUNT_BOUND_S = 3600.0
+
+
+def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: float) -> StageOrder:
+    """The whole stage as one order (:func:`harness.load.controller.share` splits it).
+
+    Args:
+        stage: resolved: its users and lengths are numbers.
+        start_ns: when it starts, on the run's clock.
+        seed: of the run; the arrivals of a stage depend on it and on ``index`` alone.
+        grace_s: how long requests in flight may go on after the planned end.
+    """
+    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
+    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
+    assert stage.users is None or isinstance(stage.users, int), "a resolved stage has a number of users"
+    end_ns = None if stage.duration is None else start_ns + int(stage.duration * NS_PER_S)
+    bound_ns = end_ns if end_ns is not None else start_ns + int(COUNT_BOUND_S * NS_PER_S)
+    users: list[int] = []
+    user_start_ns: list[int] = []
+    due_ns: list[int] = []
+    if stage.request_rate is None:
+        assert stage.users is not None, "a closed-loop stage has users"
+        users = list(range(stage.users))
+        spread_s = ramp_up_s(stage.users, stage.ramp_up, stage.duration)
+        user_start_ns = _absolute(start_times_s(stage.users, spread_s), start_ns)
+    else:
+        due = due_times_s(
+            stage.request_rate,
+            rng=np.random.default_rng((seed, index)),
+            arrival=stage.arrival,
+            burstiness=stage.burstiness,
+            duration_s=stage.duration,
+            requests=stage.requests,
+        )
+        due_ns = _absolute(due, start_ns)
+    return StageOrder(
+        index=index,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        kill_ns=bound_ns + int(grace_s * NS_PER_S),
+        prompt_tokens=stage.prompt_tokens,
+        output_tokens=stage.output_tokens,
+        users=users,
+        user_start_ns=user_start_ns,
+        requests=stage.requests if stage.request_rate is None else None,
+        think_s=stage.think,
+        due_ns=due_ns,
+        max_in_flight=stage.users if stage.request_rate is not None else None,
+        open_loop=stage.request_rate is not None,
+    )
+
+
+def _absolute(times_s: np.ndarray[tuple[int], np.dtype[np.float64]], start_ns: int) -> list[int]:
+    return [start_ns + round(second * NS_PER_S) for second in times_s.tolist()]

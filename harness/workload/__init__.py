@@ -1,0 +1,1 @@
+"""WHAT is asked of the server: prompts, lengths, request bodies."""
