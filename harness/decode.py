@@ -34,6 +34,7 @@ from harness.wire.openai import (
     is_error,
     one_line,
     read_event,
+    repair,
 )
 from harness.wire.sse import SseEvent, SseOverflow, SseParser
 from harness.wire.template import Template, learn
@@ -156,10 +157,8 @@ class StreamDecoder:
         if self.done_ns is not None:
             self._warn(Warn.DATA_AFTER_DONE)
             return
-        try:
-            chunk = read_event(self._endpoint, event.type, event.data)
-        except WireError as error:
-            self._break(str(error))
+        chunk = self._read(event.type, event.data)
+        if chunk is None:
             return
         if chunk is END:
             self.done_ns = event.stamp_ns
@@ -172,9 +171,18 @@ class StreamDecoder:
             self._add(event.stamp_ns, chunk)
             self._learn(read, event.data, chunk)
 
+    def _read(self, event_type: str, data: bytes) -> Chunk | None:
+        try:
+            return read_event(self._endpoint, event_type, data)
+        except WireError as error:
+            repaired = repair(data)
+            if repaired is None:
+                self._break(str(error))
+                return None
+        self._warn(Warn.INVALID_UTF8)
+        return self._read(event_type, repaired)
+
     def _add(self, stamp_ns: int, chunk: Chunk) -> None:
-        if chunk.repaired:
-            self._warn(Warn.INVALID_UTF8)
         first: Choice | None = None
         answer = False
         counted = True

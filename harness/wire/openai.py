@@ -65,9 +65,10 @@ class Chunk(NamedTuple):
     usage: Usage | None = None
     #: the server's message when the event reports an error
     error: str | None = None
-    #: bytes that are not UTF-8 were read as U+FFFD, as the event-stream standard asks
-    repaired: bool = False
 
+
+#: what Chunk(...) and Delta(...) do, without a Python frame: they stand on the path of every token
+_new = tuple.__new__
 
 #: the event that ends a stream
 END: Final = Chunk()
@@ -92,30 +93,26 @@ def read_event(endpoint: Endpoint, event_type: str, data: bytes) -> Chunk:
     try:
         return _read_object(endpoint, orjson.loads(data), data)
     except orjson.JSONDecodeError:
-        return _read_damaged(endpoint, event_type, data)
-    except WireError:
-        if event_type != "message":
-            return UNKNOWN
-        raise
+        if data.strip() == _DONE:
+            return END
+        problem = WireError(f"an event's data is not JSON: {one_line(data.decode('utf-8', 'replace'))[:100]!r}")
+    except WireError as error:
+        problem = error
+    if event_type != "message":
+        return UNKNOWN
+    raise problem
 
 
-def _read_damaged(endpoint: Endpoint, event_type: str, data: bytes) -> Chunk:
-    """Read data that orjson refuses: ``[DONE]`` with spaces around it, bad UTF-8, or no JSON at all."""
-    if data.strip() == _DONE:
-        return END
-    text = data.decode("utf-8", "replace")
-    try:
-        return _read_object(endpoint, orjson.loads(text), data)._replace(repaired=True)
-    except orjson.JSONDecodeError:
-        if event_type != "message":
-            return UNKNOWN
-        raise WireError(f"an event's data is not JSON: {one_line(text)[:100]!r}") from None
+def repair(data: bytes) -> bytes | None:
+    """The data with bytes that are not UTF-8 as U+FFFD, as the event-stream standard reads it; None if there are none."""
+    repaired = data.decode("utf-8", "replace").encode()
+    return None if repaired == data else repaired
 
 
 def _read_object(endpoint: Endpoint, obj: Any, data: bytes) -> Chunk:
     if type(obj) is not dict:
         raise WireError(f"an event's data is {_kind(obj)}, expected a JSON object")
-    if _reports_error(obj):
+    if ("error" in obj or obj.get("object") == "error") and _reports_error(obj):
         return Chunk(error=error_message(data))
     usage = obj.get("usage")
     counts = None if usage is None else _usage(usage)
@@ -126,7 +123,7 @@ def _read_object(endpoint: Endpoint, obj: Any, data: bytes) -> Chunk:
         return UNKNOWN if counts is None and "choices" not in obj else Chunk((), counts)
     read = _text_delta if endpoint == "completions" else _chat_delta
     if len(choices) == 1:
-        return Chunk((read(choices[0]),), counts)
+        return _new(Chunk, ((read(choices[0]),), counts, None))
     return Chunk(tuple([read(choice) for choice in choices]), counts)
 
 
@@ -173,7 +170,7 @@ def _whole_message(choice: dict[str, Any], delta: Any) -> dict[str, Any]:
 
 
 def _delta(choice: dict[str, Any], text: str, is_answer: bool) -> Delta:
-    index = choice.get("index", 0)
+    index = choice.get("index") or 0
     if type(index) is not int:
         raise WireError(f"index is {_kind(index)}, expected an integer")
     ids = choice.get("token_ids")
@@ -182,13 +179,15 @@ def _delta(choice: dict[str, Any], text: str, is_answer: bool) -> Delta:
     finish = choice.get("finish_reason") or None
     if finish is not None and type(finish) is not str:
         raise WireError(f"finish_reason is {_kind(finish)}, expected a string")
-    return Delta(index, text, is_answer, None if ids is None else len(ids), finish)
+    return _new(Delta, (index, text, is_answer, None if ids is None else len(ids), finish))
 
 
 def _tool_text(calls: Any) -> str:
     """Names and arguments of the tool calls of one delta, run together."""
+    if not isinstance(calls, list):
+        raise WireError(f"tool_calls is {_kind(calls)}, expected a list")
     parts = []
-    for call in calls if isinstance(calls, list) else [calls]:
+    for call in calls:
         function = call.get("function") if isinstance(call, dict) else call
         if function is None:
             continue
@@ -202,19 +201,20 @@ def _tool_text(calls: Any) -> str:
 
 
 def _usage(usage: Any) -> Usage:
-    if not isinstance(usage, dict):
+    if type(usage) is not dict:
         raise WireError(f"usage is {_kind(usage)}, expected an object")
     details = usage.get("prompt_tokens_details")
     return Usage(
-        _count(usage, "prompt_tokens"),
-        _count(usage, "completion_tokens"),
-        _count(details, "cached_tokens") if isinstance(details, dict) else None,
+        _count(usage.get("prompt_tokens"), "prompt_tokens"),
+        _count(usage.get("completion_tokens"), "completion_tokens"),
+        None if type(details) is not dict else _count(details.get("cached_tokens"), "cached_tokens"),
     )
 
 
-def _count(counts: dict[str, Any], name: str) -> int | None:
-    value = counts.get(name)
-    if value is None or (type(value) is int and value >= 0):
+def _count(value: Any, name: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is int and value >= 0:
         return value
     raise WireError(f"{name} is {value!r}, expected a count")
 
