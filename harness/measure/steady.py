@@ -28,6 +28,7 @@ TREND_VALUES = 8
 #: two-sided 1 %: several series are looked at in every stage
 TREND_Z = 2.576
 TREND_RELATIVE = 0.10
+_ROUNDING = 1e-12
 
 
 def warm_up(values: Floats) -> int:
@@ -44,7 +45,9 @@ def warm_up(values: Floats) -> int:
     centred = values - values.mean()
     totals = np.cumsum(centred[::-1])[::-1][: m // 2 + 1]
     squares = np.cumsum(centred[::-1] ** 2)[::-1][: m // 2 + 1]
-    cut = int(np.argmin((squares - totals**2 / left) / left**2))
+    scores = (squares - totals**2 / left) / left**2
+    # the first of the least: values that are equal differ by rounding
+    cut = int(np.argmax(scores <= scores.min() + _ROUNDING * scores[0]))
     return cut if cut and _differs(values[:cut], values[cut:]) else 0
 
 

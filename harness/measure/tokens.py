@@ -15,6 +15,9 @@ import numpy as np
 from calibration.trace import Bools, Floats, Ints, RequestTrace
 from harness.measure.from_records import Deltas
 
+#: first and last content closer than this came in one read; a rate over less would drown in rounding
+ONE_READ_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
@@ -102,7 +105,7 @@ def spread_evenly(trace: RequestTrace, counts: TokenCounts, rows: Bools | None =
     first_at = (trace.sent_s + trace.ttft_s)[use]
     last_at = np.fmax((trace.sent_s + trace.e2e_s)[use], first_at)
     first, rest = counts.first[use], counts.rest[use]
-    paced = last_at > first_at
+    paced = last_at - first_at > ONE_READ_S
     rate = rest[paced] / (last_at - first_at)[paced]
     at_once = first + np.where(paced, 0.0, rest)
     return TokenFlow(_steps(first_at, at_once), _slopes(first_at[paced], rate), _slopes(last_at[paced], rate))
