@@ -290,16 +290,14 @@ def test_an_error_message_is_one_printable_line_of_any_bytes(body: bytes) -> Non
     assert message.isprintable()
 
 
-KEYS = (
-    "choices usage error object delta text content reasoning tool_calls function name arguments index finish_reason "
-    "token_ids prompt_tokens completion_tokens message"
-).split()
+OUTER = ["choices", "usage", "error", "object", "message", "prompt_tokens", "completion_tokens"]
+INNER = ["delta", "text", "content", "reasoning", "tool_calls", "function", "name", "arguments", "index", "token_ids"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(KEYS),
+            st.sampled_from([*OUTER, *INNER, "finish_reason"]),
             inner,
             max_size=4,
         )
