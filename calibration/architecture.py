@@ -170,10 +170,10 @@ class Architecture:
     unsized_parts: tuple[str, ...] = ()
     #: published sizes of the checkpoint by weight format, bytes, each with its source
     checkpoint_bytes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    #: bytes a server loaded on one GPU where its kernels pad, by weight format, each with its source
+    loaded_bytes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     #: key of the catalog entry, None for a config file
     catalog_name: str | None = None
-    #: is the KV cache of all layers held for the whole context even where a window would do (``is_attention_chunk``...)
-    notes: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

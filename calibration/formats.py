@@ -92,9 +92,14 @@ def weight_format(name: str) -> WeightFormat:
     return _FORMATS[key]
 
 
-def _with_roles(fmt: WeightFormat, roles: tuple[Role, ...], group: int | None = None) -> WeightFormat:
-    block = (fmt.block[0], group) if group and fmt.name == "int4" else fmt.block
-    return WeightFormat(fmt.name, fmt.bytes_per_weight, block, fmt.bytes_per_block, roles)
+def _with_roles(
+    fmt: WeightFormat, roles: tuple[Role, ...], group: int | None = None, symmetric: bool = False
+) -> WeightFormat:
+    """The format with this coverage; INT4 with this group size, and without zeros where it is symmetric."""
+    if fmt.name != "int4":
+        return WeightFormat(fmt.name, fmt.bytes_per_weight, fmt.block, fmt.bytes_per_block, roles)
+    scale = Fraction(2) if symmetric else fmt.bytes_per_block
+    return WeightFormat(fmt.name, fmt.bytes_per_weight, (fmt.block[0], group or fmt.block[1]), scale, roles)
 
 
 #: parts of module names that tell which role an exclusion list means
@@ -106,7 +111,9 @@ _MODULE_ROLE: dict[str, tuple[Role, ...]] = {
     "mamba": ("mixer",),
     "mixer": ("mixer",),
     "shared_expert": ("shared_expert",),
+    "shared_experts": ("shared_expert",),
     "experts": ("expert",),
+    "mlp": ("mlp",),
 }
 
 
@@ -136,22 +143,22 @@ def declared_format(config: Mapping[str, Any] | None, dtype: str) -> WeightForma
     if config is None:
         return _FORMATS[_DTYPE_FORMAT[dtype]]
     method = str(config.get("quant_method", "")).lower().replace("_", "-")
-    name, group = _declared_name(config, method)
+    name, group, symmetric = _declared_name(config, method)
     base = _FORMATS[name]
     roles: tuple[Role, ...] = ("expert",) if method == "mxfp4" else base.roles
     excluded = _excluded_roles(config)
-    return _with_roles(base, tuple(role for role in roles if role not in excluded), group)
+    return _with_roles(base, tuple(role for role in roles if role not in excluded), group, symmetric)
 
 
-def _declared_name(config: Mapping[str, Any], method: str) -> tuple[str, int | None]:
-    """(format, group size) of a quantization_config."""
+def _declared_name(config: Mapping[str, Any], method: str) -> tuple[str, int | None, bool]:
+    """(format, group size, symmetric) of a quantization_config."""
     if method in ("fp8", "fbgemm-fp8"):
-        return ("fp8-block" if config.get("weight_block_size") else "fp8"), None
+        return ("fp8-block" if config.get("weight_block_size") else "fp8"), None, False
     if method == "mxfp4":
-        return "mxfp4", None
+        return "mxfp4", None, False
     if method in ("awq", "gptq", "gptq-marlin", "awq-marlin", "auto-round"):
         bits = config.get("bits", config.get("w_bit", 4))
-        return _integer_format(bits, method), _group(config.get("group_size"))
+        return _integer_format(bits, method), _group(config.get("group_size")), False
     if method == "compressed-tensors":
         return _compressed(config)
     if method.startswith("modelopt"):
@@ -159,7 +166,7 @@ def _declared_name(config: Mapping[str, Any], method: str) -> tuple[str, int | N
         algorithm = str(inner.get("quant_algo", config.get("quant_algo", ""))).upper()
         names = {"FP8": "fp8", "FP8_PB_WO": "fp8-block", "NVFP4": "nvfp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
         if algorithm in names:
-            return names[algorithm], None
+            return names[algorithm], None, False
         raise Unsupported(f"quantization_config: quant_algo {algorithm!r} is unknown", f"known: {', '.join(names)}")
     raise Unsupported(
         f"quantization_config: quant_method {method!r} is unknown",
@@ -179,7 +186,7 @@ def _integer_format(bits: object, method: str) -> str:
     raise Unsupported(f"quantization_config: {bits!r} bits with {method} are unknown", "known: 4 and 8")
 
 
-def _compressed(config: Mapping[str, Any]) -> tuple[str, int | None]:
+def _compressed(config: Mapping[str, Any]) -> tuple[str, int | None, bool]:
     """compressed-tensors: the weights of the first group decide."""
     groups = config.get("config_groups")
     weights = next((g.get("weights") for g in groups.values() if g.get("weights")), None) if groups else None
@@ -187,10 +194,10 @@ def _compressed(config: Mapping[str, Any]) -> tuple[str, int | None]:
         raise Unsupported("quantization_config: compressed-tensors without config_groups.*.weights is unknown")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), _group(weights.get("group_size"))
     if kind == "float" and bits == 8:
-        return ("fp8-block" if weights.get("strategy") == "block" else "fp8"), None
+        return ("fp8-block" if weights.get("strategy") == "block" else "fp8"), None, False
     if kind == "float" and bits == 4:
-        return ("nvfp4" if (group or 16) == 16 else "mxfp4"), None
-    return _integer_format(bits, "compressed-tensors"), group
+        return ("nvfp4" if (group or 16) == 16 else "mxfp4"), None, False
+    return _integer_format(bits, "compressed-tensors"), group, bool(weights.get("symmetric"))
 
 
 @dataclass(frozen=True, slots=True)
