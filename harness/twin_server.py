@@ -120,19 +120,18 @@ class LiveEngine:
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, seq: Sequence) -> None:
-        now_s = self._catch_up()
-        self.engine.add(seq, now_s)
-        if self.engine.due_s is None:
-            self.engine.advance(now_s)
-            self._arm()
+        """A request arrives now; an idle engine wakes when all that came with it has been read."""
+        self.engine.add(seq, self._catch_up())
+        self._arm()
 
     def abort(self, seq: Sequence) -> None:
         self.engine.abort(seq, self._catch_up())
+        self._arm()
 
     def _catch_up(self) -> float:
-        """Run every step that is due; engine seconds now. What arrives now comes after them."""
+        """End every step that is due; engine seconds now. What arrives now comes after them."""
         now_s = self._now_s()
-        while self.engine.due_s is not None and self.engine.due_s <= now_s:
+        while self.engine.due_s is not None and not self.engine.waking and self.engine.due_s <= now_s:
             if (output := self.engine.advance(self.engine.due_s)) is not None:
                 self._deliver(output)
             now_s = self._now_s()
@@ -140,6 +139,8 @@ class LiveEngine:
 
     def _wake(self) -> None:
         self._timer = None
+        if self.engine.waking:
+            self.engine.advance(self._now_s())
         self._catch_up()
         self._arm()
 

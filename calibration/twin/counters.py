@@ -8,7 +8,8 @@ Rules of vLLM 0.32.0 ``v1/metrics/stats.py`` (IterationStats, PrefillStats) and 
 * A preemption is counted with the preempted request's next output, so one whose request is aborted never is.
 * ``iteration_tokens_total`` has one sample for each step that puts anything out: computed prompt tokens of requests
   with their first output in it, and generated tokens. A step that computes only part of a prompt has none.
-* Gauges show the state at the end of a step, and stay until the next one ends.
+* Gauges show the state at the end of a step, and stay until the next one ends. Requests that arrived during the step
+  are not in them yet, and their queue time begins at its end.
 * Prefix queries and hits are tokens, counted at the first admission of a request.
 * Aborted requests appear in no per-request histogram and in no ``request_success``.
 """
@@ -134,7 +135,7 @@ class Counters:
         decode_s = seq.last_token_s - seq.first_token_s
         self.request_success[seq.finish_reason] += 1
         self.e2e_request_latency.observe(seq.last_token_s - seq.arrived_s)
-        self.request_queue_time.observe(seq.scheduled_s - seq.arrived_s)
+        self.request_queue_time.observe(seq.scheduled_s - seq.queued_s)
         self.request_prefill_time.observe(seq.first_token_s - seq.scheduled_s)
         self.request_inference_time.observe(seq.last_token_s - seq.scheduled_s)
         self.request_decode_time.observe(decode_s)

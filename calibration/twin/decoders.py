@@ -8,7 +8,6 @@ costs by blocks and ends, not by sequences. With speculation each has a pace of 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Protocol
 
 from calibration.twin.config import Speculation
@@ -38,8 +37,16 @@ class Decoders(Protocol):
         """Take ``seq`` out; its ``computed`` and ``outputs`` are what the last processed step left."""
         ...
 
-    def growing(self) -> Iterable[tuple[Sequence, int]]:
-        """(sequence, blocks) of those that need blocks for this step, in no order."""
+    def growth(self) -> int:
+        """Blocks that all of them need for this step."""
+        ...
+
+    def grow(self) -> None:
+        """Give each the blocks it needs; the pool has been asked for :meth:`growth`."""
+        ...
+
+    def growing(self) -> list[tuple[Sequence, int]]:
+        """(sequence, blocks) of those that need blocks for this step, in running order."""
         ...
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
@@ -101,8 +108,15 @@ class LockStep:
         if (ends := self._ends.get(seq.finish_step)) is not None:
             ends.pop(seq, None)
 
-    def growing(self) -> Iterable[tuple[Sequence, int]]:
-        return [(seq, 1) for seq in self._phase[-self._steps % self._block_size]]
+    def growth(self) -> int:
+        return len(self._phase[-self._steps % self._block_size])
+
+    def grow(self) -> None:
+        for seq in self._phase[-self._steps % self._block_size]:
+            seq.blocks += 1
+
+    def growing(self) -> list[tuple[Sequence, int]]:
+        return [(seq, 1) for seq in sorted(self._phase[-self._steps % self._block_size], key=_order)]
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
         self._steps += 1
@@ -168,12 +182,21 @@ class Speculative:
         if seq in self._ends:
             self._ends.remove(seq)
 
-    def growing(self) -> Iterable[tuple[Sequence, int]]:
+    def growth(self) -> int:
+        return sum(blocks for _, blocks in self.growing())
+
+    def grow(self) -> None:
+        for seq, blocks in self.growing():
+            seq.blocks += blocks
+
+    def growing(self) -> list[tuple[Sequence, int]]:
         reach = 1 + self._spec.num_speculative_tokens + self._spec.lookahead_tokens
-        for seq in self._seqs:
+        needs = []
+        for seq in sorted(self._seqs, key=_order):
             slots = min(seq.computed + reach, self._max_model_len)
             if (blocks := -(-slots // self._block_size) - seq.blocks) > 0:
-                yield seq, blocks
+                needs.append((seq, blocks))
+        return needs
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
         return {seq: self._verify(seq) for seq in self._seqs if seq.joined_step < step}

@@ -17,7 +17,7 @@ from calibration.twin.config import EngineConfig
 from calibration.twin.counters import Counters
 from calibration.twin.decoders import Speculative
 from calibration.twin.scheduler import Scheduler, Step
-from calibration.twin.sequence import Sequence
+from calibration.twin.sequence import Sequence, Status
 
 
 @dataclass(slots=True)
@@ -70,8 +70,10 @@ class Engine:
         self._noise = noise
         self._noise_rng = random.Random(f"{seed}/noise")
         self.scheduler = Scheduler(config, random.Random(f"{seed}/acceptance"), keep_members)
-        #: when the step under way ends; None when idle
+        #: when the step under way ends, or when it was woken; None when idle
         self.due_s: float | None = None
+        #: arrived while a step runs; the scheduler sees them when it ends (EngineCoreProc._process_input_queue)
+        self._inbox: dict[Sequence, None] = {}
         self._running: Step | None = None
         self._ahead: Step | None = None
         #: end of the last step: when every decoding sequence had its last token
@@ -79,8 +81,8 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """Requests waiting or running."""
-        return len(self.scheduler.running) + len(self.scheduler.waiting)
+        """Requests that have arrived and not ended."""
+        return len(self.scheduler.running) + len(self.scheduler.waiting) + len(self._inbox)
 
     def check(self, prompt_tokens: int, output_tokens: int) -> None:
         """Raises InputError where a request of this size can never run."""
@@ -91,31 +93,52 @@ class Engine:
             )
 
     def add(self, seq: Sequence, now_s: float) -> None:
-        """A request arrives. An idle engine must be advanced right after."""
+        """A request arrives. An idle engine wakes: it is due at once, with whatever else arrives at this moment."""
         seq.arrived_s = now_s
-        self.scheduler.add(seq)
+        self._inbox[seq] = None
+        if self.due_s is None:
+            self.due_s = now_s
+
+    @property
+    def waking(self) -> bool:
+        """Due, but with no step under way."""
+        return self.due_s is not None and self._running is None
+
+    def _read_inbox(self, now_s: float) -> None:
+        for seq in self._inbox:
+            seq.queued_s = now_s
+            self.scheduler.add(seq)
+        self._inbox.clear()
 
     def abort(self, seq: Sequence, now_s: float) -> None:
         """A client has gone. Whatever the step under way computes for it is lost."""
-        self.scheduler.abort(seq, [step for step in (self._running, self._ahead) if step is not None])
+        if seq.ended:
+            return
         seq.finished_s = now_s
+        if seq in self._inbox:
+            del self._inbox[seq]
+            seq.status = Status.ABORTED
+            return
+        self.scheduler.abort(seq, [step for step in (self._running, self._ahead) if step is not None])
         if self.due_s is None:
             self._set_gauges()
 
     def advance(self, now_s: float) -> Output | None:
         """End the step under way, if any, and start the next one; what was put out.
 
-        Call it at ``due_s``, or at any time when idle.
+        Call it at ``due_s``; where it is waking, at or after it.
         """
         output = None
         if self._running is not None:
             output = self._finish(self._running, now_s)
             self._running, self._ahead = self._ahead, None
+        self._read_inbox(now_s)
         if self._running is None:
             self._running = self._schedule(None, now_s)
         if self._running is None:
             self.due_s = None
             return output
+        self._running.start_s = now_s
         self.due_s = now_s + self._duration_s(self._running)
         if self.config.async_scheduling:
             self._ahead = self._schedule(self._running, now_s)

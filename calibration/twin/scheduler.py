@@ -30,6 +30,8 @@ class Step:
     """One scheduled forward pass."""
 
     index: int
+    #: when it began to run, set by the engine
+    start_s: float = 0.0
     #: sequences that decode, and the KV tokens resident for them
     decode_seqs: int = 0
     kv_tokens: int = 0
@@ -120,12 +122,13 @@ class Scheduler:
         return step
 
     def _schedule_decoders(self, step: Step) -> None:
-        growing = list(self.decoders.growing())
-        if sum(blocks for _, blocks in growing) <= self.pool.free:
-            for seq, blocks in growing:
-                self._grow(seq, blocks)
+        growth = self.decoders.growth()
+        if growth <= self.pool.free:
+            if growth:
+                self.pool.take(growth)
+                self.decoders.grow()
             return
-        for seq, blocks in sorted(growing, key=lambda entry: entry[0].order):
+        for seq, blocks in self.decoders.growing():
             if seq.decoding:
                 self._grow_or_preempt(seq, blocks, step)
 
@@ -278,8 +281,6 @@ class Scheduler:
 
     def abort(self, seq: Sequence, in_flight: list[Step]) -> None:
         """Take ``seq`` out wherever it is; steps under way lose its output."""
-        if seq.ended:
-            return
         for step in in_flight:
             self._drop_from(seq, step)
         if seq.decoding:

@@ -52,6 +52,7 @@ class Sequence:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "queued_s",
         "scheduled_s",
         "status",
         "table",
@@ -99,7 +100,9 @@ class Sequence:
         self.uncounted_preemptions = 0
         #: prompt tokens found in the prefix cache at the first admission
         self.cached_tokens = 0
+        #: at the engine; in the scheduler's queue, which is when the step under way then had ended
         self.arrived_s = 0.0
+        self.queued_s = 0.0
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

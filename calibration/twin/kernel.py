@@ -1,0 +1,78 @@
+"""The virtual clock: engines and a heap of things to come, run in the order of their times.
+
+At equal times an engine's step ends first, and the next one starts, before anything else happens: an engine core does
+not wait for what its output leads to. An idle engine wakes last: it takes everything that has arrived by then
+(vLLM 0.32.0 ``v1/engine/core.py``, ``EngineCoreProc.run_busy_loop`` and ``_process_input_queue``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Engines
+
+from calibration.twin.engine import Engine, Output
+from calibration.twin.sequence import Sequence
+
+Action = Callable[[float], None]
+
+
+class Kernel:
+    """Runs engines on a virtual clock.
+
+    Args:
+        engines: driven here and nowhere else.
+        deliver: takes every output at its time, with the index of its engine.
+    """
+
+    def __init__(self, engines: Engines[Engine], deliver: Callable[[int, Output], None]) -> None:
+        self.engines = engines
+        self.now_s = 0.0
+        self._deliver = deliver
+        self._events: list[tuple[float, int, Action]] = []
+        self._numbered = 0
+
+    def at(self, time_s: float, action: Action) -> None:
+        """Call ``action(time_s)`` at ``time_s``; what is due at one time runs in the order it was asked for."""
+        self._numbered += 1
+        heapq.heappush(self._events, (max(time_s, self.now_s), self._numbered, action))
+
+    def submit(self, index: int, seq: Sequence) -> None:
+        """``seq`` arrives at engine ``index`` now."""
+        self.engines[index].add(seq, self.now_s)
+
+    def abort(self, index: int, seq: Sequence) -> None:
+        """The client of ``seq`` leaves now."""
+        self.engines[index].abort(seq, self.now_s)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Let time pass up to and including ``until_s``, or until nothing is left to happen."""
+        while True:
+            index, due_s = self._next_engine()
+            event_s = self._events[0][0] if self._events else math.inf
+            if min(due_s, event_s) > until_s or min(due_s, event_s) == math.inf:
+                break
+            if due_s < event_s or (due_s == event_s and not self.engines[index].waking):
+                self.now_s = due_s
+                self._advance(index)
+            else:
+                self.now_s, _, action = heapq.heappop(self._events)
+                action(self.now_s)
+        if until_s < math.inf:
+            self.now_s = until_s
+
+    def _next_engine(self) -> tuple[int, float]:
+        """The engine due first, one with a step under way before one that wakes; (0, inf) for none."""
+        best, best_s = 0, math.inf
+        for index, engine in enumerate(self.engines):
+            if (due_s := engine.due_s) is None:
+                continue
+            if due_s < best_s or (due_s == best_s and self.engines[best].waking and not engine.waking):
+                best, best_s = index, due_s
+        return best, best_s
+
+    def _advance(self, index: int) -> None:
+        output = self.engines[index].advance(self.now_s)
+        if output is not None:
+            self._deliver(index, output)

@@ -1,0 +1,281 @@
+"""Users on the virtual clock: a load in, what a ramp would have measured out.
+
+A user's request leaves at ``sent``, reaches the engine ``overhead_s`` later (HTTP, tokenizer), and its tokens reach the
+user the moment their step ends. A closed-loop user sends again ``think_s`` after its last token; an open-loop load
+sends at times set before. Nothing here is random but what the caller's requests are.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibration.trace import Floats, Ints, RequestTrace
+from calibration.twin.engine import Engine, Output
+from calibration.twin.kernel import Kernel
+from calibration.twin.routing import Router
+from calibration.twin.sequence import Sequence, Status
+
+#: makes the n-th request of a user (both from 0)
+MakeRequest = Callable[[int, int], Sequence]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeries:
+    """The steps of one engine as columns of equal length; the state is that at each step's end, as gauges show it."""
+
+    engine: int
+    end_s: Floats
+    #: seconds since the step before ended (or this one began, after a pause): the gap between tokens of those decoding
+    length_s: Floats
+    decode_seqs: Ints
+    prefill_tokens: Ints
+    running: Ints
+    waiting: Ints
+    kv_cache_usage: Floats
+    #: counter, preemptions as they happen
+    preemptions: Ints
+    generation_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.end_s)
+
+    def mean(self, column: Floats | Ints, start_s: float, end_s: float) -> float | None:
+        """Time average of a state column from ``start_s`` to ``end_s``; None where no step ended before the end."""
+        upto = int(np.searchsorted(self.end_s, end_s, side="right"))
+        if not upto or end_s <= start_s:
+            return None
+        edges = np.clip(np.append(self.end_s[:upto], end_s), start_s, end_s)
+        held = np.diff(edges)
+        return float(held @ column[:upto] / (end_s - start_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a simulated load gave. Times are seconds on the virtual clock."""
+
+    trace: RequestTrace
+    steps: tuple[StepSeries, ...]
+    engines: tuple[Engine, ...]
+    #: when the clock stopped
+    end_s: float
+
+    def chunk_gaps_s(self, start_s: float, end_s: float) -> tuple[Floats, Ints]:
+        """(gap, how many sequences had it) of each step that ended in the time given: the gaps between chunks of
+        decoding sequences. Gaps over a preemption are in the trace's e2e alone."""
+        gaps, counts = [], []
+        for series in self.steps:
+            inside = (series.end_s >= start_s) & (series.end_s <= end_s) & (series.decode_seqs > 0)
+            gaps.append(series.length_s[inside])
+            counts.append(series.decode_seqs[inside])
+        return np.concatenate(gaps), np.concatenate(counts)
+
+
+class _Recorder:
+    """Collects the steps of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._floats = [array("d") for _ in range(3)]
+        self._ints = [array("q") for _ in range(6)]
+        self._preemptions = 0
+        self._began_s = 0.0
+
+    def add(self, output: Output) -> None:
+        step, counters = output.step, self._engine.counters
+        ends, lengths, usage = self._floats
+        lengths.append(output.at_s - (max(ends[-1], step.start_s) if ends else step.start_s))
+        ends.append(output.at_s)
+        usage.append(counters.kv_cache_usage)
+        self._preemptions += len(step.preempted)
+        row = (
+            step.decode_seqs,
+            step.prefill_tokens,
+            counters.num_requests_running,
+            counters.num_requests_waiting,
+            self._preemptions,
+            counters.generation_tokens,
+        )
+        for column, value in zip(self._ints, row, strict=True):
+            column.append(value)
+
+    def series(self, index: int) -> StepSeries:
+        ends, lengths, usage = (np.frombuffer(column, dtype=np.float64) for column in self._floats)
+        decode, prefill, running, waiting, preemptions, generated = (
+            np.frombuffer(column, dtype=np.int64) for column in self._ints
+        )
+        return StepSeries(
+            engine=index,
+            end_s=ends,
+            length_s=lengths,
+            decode_seqs=decode,
+            prefill_tokens=prefill,
+            running=running,
+            waiting=waiting,
+            kv_cache_usage=usage,
+            preemptions=preemptions,
+            generation_tokens=generated,
+        )
+
+
+@dataclass(slots=True)
+class _Sent:
+    user: int
+    scheduled_s: float
+    seq: Sequence
+    engine: int = 0
+
+
+class _Load:
+    """What open and closed loops share: requests on their way, and the trace of them."""
+
+    def __init__(self, engines: Many[Engine], make: MakeRequest, overhead_s: float) -> None:
+        self.kernel = Kernel(engines, self._take)
+        self._recorders = [_Recorder(engine) for engine in engines]
+        self._router = Router(engines)
+        self._make = make
+        self._overhead_s = overhead_s
+        self._made: dict[int, int] = {}
+        self._sent: list[_Sent] = []
+
+    def send(self, user: int, now_s: float) -> None:
+        """``user`` sends its next request."""
+        nth = self._made.get(user, 0)
+        self._made[user] = nth + 1
+        seq = self._make(user, nth)
+        sent = _Sent(user, now_s, seq)
+        seq.payload = sent
+        self._sent.append(sent)
+        self.kernel.at(now_s + self._overhead_s, lambda _: self._arrive(sent))
+
+    def _arrive(self, sent: _Sent) -> None:
+        sent.engine = self._router.choose()
+        self.kernel.submit(sent.engine, sent.seq)
+
+    def _take(self, index: int, output: Output) -> None:
+        self._recorders[index].add(output)
+        for seq in output.finished:
+            self.finished(seq.payload, output.at_s)
+
+    def finished(self, sent: _Sent, now_s: float) -> None:
+        """A request had its last token."""
+
+    def run(self) -> Run:
+        return Run(
+            trace=self._trace(),
+            steps=tuple(recorder.series(index) for index, recorder in enumerate(self._recorders)),
+            engines=tuple(self.kernel.engines),
+            end_s=self.kernel.now_s,
+        )
+
+    def _trace(self) -> RequestTrace:
+        sent_s = _column([sent.scheduled_s for sent in self._sent])
+        seqs = [sent.seq for sent in self._sent]
+        done = np.array([seq.status is Status.FINISHED for seq in seqs], dtype=np.bool_)
+        ttft_s = _column([seq.first_token_s for seq in seqs]) - sent_s
+        last_s = np.where(done, _column([seq.finished_s for seq in seqs]) - sent_s, np.nan)
+        outputs = np.where(done, _column([seq.output_tokens for seq in seqs]), np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot_s = np.where(outputs > 1, (last_s - ttft_s) / (outputs - 1), np.nan)
+        return RequestTrace(
+            source="twin",
+            user=np.array([sent.user for sent in self._sent], dtype=np.int64),
+            scheduled_s=sent_s,
+            sent_s=sent_s,
+            ttft_s=ttft_s,
+            ttfa_s=ttft_s,
+            e2e_s=last_s,
+            stream_end_s=last_s,
+            tpot_s=tpot_s,
+            prompt_tokens=_column([seq.prompt_tokens for seq in seqs]),
+            output_tokens=outputs,
+            ok=done,
+            incomplete=~done,
+            failure=np.full(len(seqs), "", dtype=object),
+        )
+
+
+def _column(values: Iterable[float | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+class _ClosedLoop(_Load):
+    def __init__(
+        self,
+        engines: Many[Engine],
+        make: MakeRequest,
+        overhead_s: float,
+        think_s: float,
+        last_send_s: float,
+        max_requests: float,
+    ) -> None:
+        super().__init__(engines, make, overhead_s)
+        self._think_s = think_s
+        self._last_send_s = last_send_s
+        self._left = max_requests
+
+    def plan(self, user: int, time_s: float) -> None:
+        """``user`` will send at ``time_s``, if the load lasts so long."""
+        if time_s <= self._last_send_s:
+            self.kernel.at(time_s, lambda now_s: self._send_if_left(user, now_s))
+
+    def _send_if_left(self, user: int, now_s: float) -> None:
+        if self._left > 0:
+            self._left -= 1
+            self.send(user, now_s)
+
+    def finished(self, sent: _Sent, now_s: float) -> None:
+        self.plan(sent.user, now_s + self._think_s)
+
+
+def closed_loop(
+    engines: Many[Engine],
+    make: MakeRequest,
+    starts_s: Many[float],
+    duration_s: float,
+    *,
+    think_s: float = 0.0,
+    overhead_s: float = 0.0,
+    max_requests: int | None = None,
+    drain: bool = False,
+) -> Run:
+    """Users who send, read to the end, and send again.
+
+    Args:
+        engines: new ones; requests go to the least loaded.
+        make: requests.
+        starts_s: when each user sends its first request; one entry a user.
+        duration_s: nothing is sent after it.
+        think_s: from a user's last token to its next request. 0 still misses the step that starts at that moment.
+        overhead_s: from the client to the engine.
+        max_requests: of all users together; None for no limit.
+        drain: let the requests under way end; otherwise they are cut at ``duration_s`` and count as incomplete.
+    """
+    limit = np.inf if max_requests is None else max_requests
+    load = _ClosedLoop(engines, make, overhead_s, think_s, duration_s, limit)
+    for user, start_s in enumerate(starts_s):
+        load.plan(user, start_s)
+    load.kernel.run(np.inf if drain else duration_s)
+    return load.run()
+
+
+def open_loop(
+    engines: Many[Engine],
+    make: MakeRequest,
+    arrivals_s: Iterable[float],
+    duration_s: float,
+    *,
+    overhead_s: float = 0.0,
+    drain: bool = False,
+) -> Run:
+    """Requests at times set before, each from a user of its own; arguments as of :func:`closed_loop`."""
+    load = _Load(engines, make, overhead_s)
+    for user, arrival_s in enumerate(arrivals_s):
+        if arrival_s <= duration_s:
+            load.kernel.at(arrival_s, lambda time_s, user=user: load.send(user, time_s))  # type: ignore[misc]
+    load.kernel.run(np.inf if drain else duration_s)
+    return load.run()
