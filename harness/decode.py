@@ -264,7 +264,7 @@ class StreamDecoder:
         tokens, source = self._output_tokens()
         if verdict.outcome is Outcome.OK:
             self._warn_of_ok(end, plan, tokens, source)
-        if end is StreamEnd.EOF and self._sse.end() is not None:
+        if end is StreamEnd.EOF and not self._broken and self._sse.end() is not None:
             self._warn(Warn.UNFINISHED_EVENT)
         self._advance(sent_ns, verdict.outcome)
         return Record(

@@ -358,6 +358,10 @@ def test_nothing_is_read_after_bytes_that_are_no_stream() -> None:
     assert (record.chunks, record.content) == (1, "a")
 
 
+def test_what_is_no_longer_read_is_not_called_unfinished() -> None:
+    assert run((10, b"data: oops\n\ndata: {"), end=StreamEnd.EOF).warnings == ()
+
+
 def test_a_decoder_ends_once() -> None:
     decoder = StreamDecoder("chat")
     decoder.finish(PLAN, run_start_ns=0, sent_ns=0, end=StreamEnd.EOF, end_ns=0, http_status=200)
@@ -422,6 +426,20 @@ def test_gaps_are_handed_on_and_not_kept() -> None:
     assert decoder.drain_gaps()[0].tolist() == []
     record = decoder.finish(PLAN, run_start_ns=0, sent_ns=0, end=StreamEnd.EOF, end_ns=100, http_status=200)
     assert (record.chunk_gaps_ms, record.content) == (None, None)
+
+
+def test_a_frame_that_changes_now_and_then_is_learned_again() -> None:
+    """``created`` as the time of the chunk: other bytes every few tokens, for more changes than there are tries."""
+    chunks = [
+        sse({"created": i // 4, "choices": [{"index": 0, "text": f"t{i}", "finish_reason": None}]}) for i in range(40)
+    ]
+    record = run(*[(float(i), chunk) for i, chunk in enumerate(chunks)], (40, TAIL))
+    assert (record.chunks, record.content) == (41, "".join(f"t{i}" for i in range(40)) + "b")
+    decoder = StreamDecoder("completions")
+    for i, chunk in enumerate(chunks):
+        decoder.feed(i, chunk)
+    assert decoder._template is not None
+    assert decoder._template.text(chunks[-1]) == "t39"
 
 
 STREAM_CHUNKS = st.lists(

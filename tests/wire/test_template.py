@@ -139,6 +139,7 @@ NO_TEMPLATE = {
     "crlf": b'data: {"choices":[{"index":0,"text":"a"}]}\r\n\r\n',
     "no_space": b'data:{"choices":[{"index":0,"text":"a"}]}\n\n',
     "comment_first": b': c\ndata: {"choices":[{"index":0,"text":"a"}]}\n\n',
+    "a_key_is_the_literal": b'data: {"choices":[{"delta":null,"text":"\\u0074ext"}]}\n\n',
     "id_before_text": b'data: {"choices":[{"index":0,"token_ids":[1],"text":"first"}]}\n\n',
 }
 
