@@ -19,7 +19,7 @@ CONCURRENCY = {"asyncio", "threading", "multiprocessing", "concurrent", "signal"
 #: path prefix -> top-level modules that may never be imported below it
 NEVER: dict[str, set[str]] = {
     "loadprofiles/": NETWORK | CLOCK | CONCURRENCY | {"harness", "calibration"},
-    "calibration/": NETWORK | CLOCK | CONCURRENCY | {"harness", "loadprofiles", "random"},
+    "calibration/": NETWORK | CLOCK | CONCURRENCY | {"harness", "loadprofiles"},
     "harness/wire/": NETWORK | CLOCK | CONCURRENCY,
     "harness/decode.py": NETWORK | CLOCK | CONCURRENCY,
     "harness/record.py": NETWORK | CLOCK | CONCURRENCY,
@@ -73,13 +73,23 @@ def test_only_the_command_line_prints_or_exits(path: Path) -> None:
             assert not ast.unparse(node.exc).startswith("SystemExit"), f"{name}:{node.lineno} raises SystemExit"
 
 
-def test_the_global_random_state_of_numpy_is_never_used() -> None:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random"):
-                assert node.attr in ("default_rng", "Generator", "SeedSequence", "PCG64"), (
-                    f"{name_of(path)}:{node.lineno}"
-                )
+#: module -> what of it carries a state of its own
+OWN_RANDOM_STATE = {
+    "np.random": {"default_rng", "Generator", "SeedSequence", "PCG64", "BitGenerator"},
+    "numpy.random": {"default_rng", "Generator", "SeedSequence", "PCG64", "BitGenerator"},
+    "random": {"Random"},
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_the_global_random_state_is_never_used(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            allowed = OWN_RANDOM_STATE.get(ast.unparse(node.value))
+            assert allowed is None or node.attr in allowed, f"{name_of(path)}:{node.lineno} {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom) and node.module in ("random", "numpy.random"):
+            names = {alias.name for alias in node.names}
+            assert names <= OWN_RANDOM_STATE[node.module], f"{name_of(path)}:{node.lineno} {names}"
 
 
 def test_no_room_is_only_a_name() -> None:
