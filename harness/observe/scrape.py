@@ -235,7 +235,7 @@ def what_moved(before: Snapshot | None, now: Snapshot | None) -> str | None:
     if grown.restarted:
         return "the server restarted"
     if grown.generation_tokens:
-        return f"{grown.generation_tokens:g} output tokens came of requests that are not ours"
+        return f"{grown.generation_tokens:,.0f} output tokens came of requests that are not ours"
     if moved := [name for name in COUNTER_FIELDS if _any(getattr(grown, name))]:
         return f"{moved[0]} still grows"
     return _busy(now) if any(getattr(before, gauge) != getattr(now, gauge) for gauge in _GAUGES) else None

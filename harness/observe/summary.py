@@ -263,8 +263,9 @@ def _contamination(
     if any(point.snapshot.asleep for point in around):
         yield "asleep: an engine slept during the stage"
     if prompts_unique and grown.prefix_cache_hits and not _own_readmissions(around[-1].snapshot, grown):
-        queries = grown.prefix_cache_queries
-        yield f"prefix_hits: {grown.prefix_cache_hits:g} of {queries:g} cache queries hit, with prompts meant unique"
+        share = _ratio(grown.prefix_cache_hits, grown.prefix_cache_queries)
+        part = "" if share is None else f" ({share:.1%} of the queries)"
+        yield f"prefix_hits: {grown.prefix_cache_hits:,.0f} hits of the prefix cache{part}, with prompts meant unique"
     yield from _other_traffic(grown, ours)
 
 
@@ -278,7 +279,7 @@ def _other_traffic(grown: Delta, ours: OurTraffic | None) -> Iterable[str]:
         return
     tokens = _unaccounted(grown, ours)
     if tokens is not None and ours.output_tokens is not None and tokens > TRAFFIC_TOLERANCE * ours.output_tokens:
-        yield f"other_traffic: the server generated {tokens:g} tokens more than our {ours.output_tokens}"
+        yield f"other_traffic: the server generated {tokens:,.0f} tokens more than our {ours.output_tokens:,}"
     finished = None if grown.success is None else grown.success - ours.ended - ours.cut
     if finished is not None and finished > TRAFFIC_TOLERANCE * (ours.ended + ours.cut):
-        yield f"other_traffic: the server finished {finished:g} requests more than our {ours.ended + ours.cut}"
+        yield f"other_traffic: the server finished {finished:,.0f} requests more than our {ours.ended + ours.cut:,}"
