@@ -1,0 +1,8 @@
+"""``python -m harness.cli``: the console script without its wrapper."""
+
+from __future__ import annotations
+
+from harness.cli.app import main
+
+if __name__ == "__main__":
+    main()
