@@ -162,6 +162,8 @@ class Architecture:
     dtype: str
     #: vLLM's max_model_len when none is asked: position limit, rope scaling, LongRoPE's original length
     context: int = 0
+    #: elements of one row of the rotary embedding's table (cosines and sines); 0 without rope
+    rope_dim: int = 0
     #: weight format the checkpoint itself declares (``quantization_config``), as the config states it; None: 16-bit
     quantization: Mapping[str, Any] | None = None
     #: weights in the checkpoint outside the text model (vision tower, MTP), where their size is known
@@ -192,6 +194,14 @@ class Architecture:
     @property
     def is_moe(self) -> bool:
         return any(layer.experts is not None for layer in self.layers)
+
+    @property
+    def has_ungated_experts(self) -> bool:
+        """Experts of an up and a down projection alone (Nemotron-H)."""
+        return any(
+            layer.experts is not None and not any(w.name == "gate_proj" and w.role == "expert" for w in layer.weights)
+            for layer in self.layers
+        )
 
     @property
     def is_mla(self) -> bool:

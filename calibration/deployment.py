@@ -126,7 +126,7 @@ def resolve_deployment(
     kind = _device(device, gpu)
     version_text = vllm_version or vllm_defaults.LATEST
     version = vllm_defaults.parse_version(version_text)
-    _check_served(architecture, version)
+    _check_served(architecture, version, kind)
     for key, value in (("tp", tp), ("pp", pp), ("dp", dp)):
         _at_least(key, value, 1)
     _check_parallel(architecture, tp, pp, expert_parallel)
@@ -199,14 +199,16 @@ def _device(device: str | None, gpu: Gpu | None) -> Device:
     raise InputError(f"device = {device!r}, expected cuda or cpu")
 
 
-def _check_served(architecture: Architecture, version: Version) -> None:
-    """Refuse an architecture that this vLLM no longer serves."""
+def _check_served(architecture: Architecture, version: Version, device: Device) -> None:
+    """Refuse an architecture that this vLLM does not serve (any more, or on this device)."""
     gone = vllm_defaults.DROPPED.get(architecture.name)
     if gone is not None and version >= gone:
         raise Unsupported(
             f"architecture {architecture.name!r} is not served by vLLM {'.'.join(map(str, gone))} and later",
             "--vllm-version names an older one",
         )
+    if device == "cpu" and architecture.has_ungated_experts:
+        raise Unsupported(f"{architecture.name}: experts without a gate are served on GPUs only")
 
 
 def _check_parallel(architecture: Architecture, tp: int, pp: int, expert_parallel: bool) -> None:
@@ -263,9 +265,20 @@ def _kv(asked: str, architecture: Architecture, dtype: str, weights: WeightForma
         raise InputError(f"kv = {asked!r}, expected a dtype that MLA can hold: {architecture.name} keeps a latent")
     if cache.name == "fp8_e5m2" and weights.name.startswith("fp8"):
         raise InputError(f"kv = {asked!r}, expected fp8 or fp8_e4m3: vLLM refuses e5m2 with FP8 checkpoints")
-    if device == "cpu" and cache.name not in ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2"):
-        raise InputError(f"kv = {asked!r}, expected auto, fp8, fp8_e4m3 or fp8_e5m2 on CPU")
+    if device == "cpu":
+        _check_cpu_cache(asked, cache, architecture)
     return cache
+
+
+def _check_cpu_cache(asked: str, cache: KvFormat, architecture: Architecture) -> None:
+    """What the CPU backend takes (``CPUAttentionBackend``, ``_get_attn_isa``)."""
+    if cache.name not in ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2"):
+        raise InputError(f"kv = {asked!r}, expected auto, fp8, fp8_e4m3 or fp8_e5m2 on CPU")
+    odd = next((a.head_dim for a in architecture.attention_layers if a.head_dim % 32), None)
+    if cache.name.startswith("fp8") and odd is not None and odd % 16 == 0 and not architecture.is_mla:
+        raise InputError(
+            f"kv = {asked!r}, expected auto: an FP8 cache on CPU needs head dims in multiples of 32, not {odd}"
+        )
 
 
 def _context(asked: int | None, architecture: Architecture) -> int:

@@ -165,3 +165,14 @@ def context_of(config: HfConfig, model_type: str) -> int:
     if "longrope" in kinds or "su" in kinds:
         return config.integer("original_max_position_embeddings", int(context))
     return int(context)
+
+
+def rope_dim_of(config: HfConfig, head_dim: int) -> int:
+    """Elements of a row of the rotary table: the rotated part of a head (``partial_rotary_factor``); 0 where the model
+    has no rope."""
+    if config.values.get("position_embedding_type") == "nope":
+        return 0
+    factor = config.values.get("partial_rotary_factor")
+    for rope in _rope_parameters(config):
+        factor = rope.get("partial_rotary_factor", factor)
+    return int(head_dim * float(factor)) if isinstance(factor, int | float) else head_dim

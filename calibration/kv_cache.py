@@ -318,36 +318,63 @@ def stage_bytes_per_block(deployment: Deployment, groups: Sequence[Group]) -> li
 
 
 def build_pool(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
-    """The pool that this much memory per rank makes.
+    """The pool that this much memory per rank makes, if vLLM starts with it.
 
     Args:
         memory_bytes: bytes left for KV on a GPU of each pipeline stage, one number a stage.
 
     Raises:
-        InputError: what vLLM refuses at start: no memory, too little for one request of ``max_model_len``, a block size
-            the kernels do not take, more sequences than state blocks.
+        InputError: what vLLM refuses at start (:func:`start_refusal`).
+        Unsupported: a model that keeps nothing.
     """
-    groups = cache_groups(deployment)
-    if not groups:
-        raise Unsupported(f"{deployment.architecture.name} keeps no cache: there is no pool to size")
+    refusal = start_refusal(deployment, memory_bytes)
+    if refusal is not None:
+        raise refusal
+    return pool_of(deployment, memory_bytes)
+
+
+def pool_of(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
+    """The pool as the memory makes it, whether or not vLLM would start with it; no blocks where there is no memory.
+
+    The rank with the fewest blocks decides; ``num_gpu_blocks_override`` decides instead of the memory.
+    """
+    groups = _groups(deployment)
     per_stage = stage_bytes_per_block(deployment, groups)
-    override = deployment.num_gpu_blocks_override
-    memory = [override * size for size in per_stage] if override is not None else list(memory_bytes)
-    for available, size in zip(memory, per_stage, strict=True):
-        _check_holds_one(deployment, groups, available, size)
-    _check_kernel(deployment, groups)
+    memory = _memory(deployment, memory_bytes, per_stage)
     # a stage without cached layers of its own limits nothing
     blocks = min(available // size for available, size in zip(memory, per_stage, strict=True) if size)
-    pool = Pool(
-        num_blocks=blocks,
+    return Pool(
+        num_blocks=max(0, blocks),
         block_size=min(group.cache.block_size for group in groups),
         bytes_per_block=max(per_stage),
         groups=groups,
         max_model_len=deployment.max_model_len,
         max_in_flight_tokens=deployment.max_in_flight_tokens,
     )
-    _check_state_blocks(deployment, pool)
-    return pool
+
+
+def start_refusal(deployment: Deployment, memory_bytes: Sequence[int]) -> InputError | None:
+    """Why vLLM would not start with this much memory per rank: none left, too little for one request of
+    ``max_model_len``, a block size the kernels do not take, more sequences than state blocks. None: it starts."""
+    groups = _groups(deployment)
+    per_stage = stage_bytes_per_block(deployment, groups)
+    for available, size in zip(_memory(deployment, memory_bytes, per_stage), per_stage, strict=True):
+        refusal = _too_little(deployment, groups, available, size)
+        if refusal is not None:
+            return refusal
+    return _wrong_block(deployment, groups) or _too_few_state_blocks(deployment, pool_of(deployment, memory_bytes))
+
+
+def _groups(deployment: Deployment) -> tuple[Group, ...]:
+    groups = cache_groups(deployment)
+    if not groups:
+        raise Unsupported(f"{deployment.architecture.name} keeps no cache: there is no pool to size")
+    return groups
+
+
+def _memory(deployment: Deployment, memory_bytes: Sequence[int], per_stage: Sequence[int]) -> list[int]:
+    override = deployment.num_gpu_blocks_override
+    return list(memory_bytes) if override is None else [override * size for size in per_stage]
 
 
 def request_blocks(groups: Sequence[Group], tokens: int, in_flight: int) -> int:
@@ -369,43 +396,47 @@ def longest_request(groups: Sequence[Group], blocks: int, in_flight: int, limit:
     return low
 
 
-def _check_holds_one(deployment: Deployment, groups: Sequence[Group], available: int, per_block: int) -> None:
-    """At least one request of full length, beside the null block (``_check_enough_kv_cache_memory``)."""
+def _too_little(deployment: Deployment, groups: Sequence[Group], available: int, per_block: int) -> InputError | None:
+    """At least one request of full length must fit, beside the null block (``_check_enough_kv_cache_memory``)."""
     usable = available - per_block
     if usable <= 0:
-        raise InputError(
-            f"no memory for the KV cache: {available:,} bytes are left, expected more than one block of {per_block:,}",
-            "raise gpu_memory_utilization, use more GPUs or a smaller format",
+        return InputError(
+            f"no memory for the KV cache: {max(0, available):,} bytes are left, expected more than one block of "
+            f"{per_block:,}",
+            "raise --gpu-memory-utilization, use more GPUs or a smaller format",
         )
-    needed = request_blocks(groups, deployment.max_model_len, deployment.max_in_flight_tokens) * per_block
+    in_flight = deployment.max_in_flight_tokens
+    needed = request_blocks(groups, deployment.max_model_len, in_flight) * per_block
     if needed <= usable:
-        return
-    fits = longest_request(groups, usable // per_block, deployment.max_in_flight_tokens, deployment.max_model_len)
+        return None
+    fits = longest_request(groups, usable // per_block, in_flight, deployment.max_model_len)
     advice = f"the longest that fits is {fits}" if fits else "not even one token fits"
-    raise InputError(
+    return InputError(
         f"max_model_len = {deployment.max_model_len}: one such request takes {needed:,} bytes of KV cache, the pool has "
         f"{usable:,} beside the null block; {advice}",
         "lower --max-model-len or give the pool more memory",
     )
 
 
-def _check_kernel(deployment: Deployment, groups: Sequence[Group]) -> None:
+def _wrong_block(deployment: Deployment, groups: Sequence[Group]) -> InputError | None:
     """Every attention block must be a whole number of kernel blocks (``select_common_block_size``)."""
     kernel = kernel_block(deployment)
     for group in groups:
         if group.cache.kind != "state" and group.cache.block_size % kernel:
-            raise InputError(
+            return InputError(
                 f"block_size = {group.cache.block_size}, expected a multiple of {kernel} on {deployment.device}"
             )
+    return None
 
 
-def _check_state_blocks(deployment: Deployment, pool: Pool) -> None:
+def _too_few_state_blocks(deployment: Deployment, pool: Pool) -> InputError | None:
     """Decode graphs need a state block for every sequence (``CompilationConfig``, CUDA only)."""
     has_states = any(group.cache.kind == "state" for group in pool.groups)
     graphs = deployment.device == "cuda" and not deployment.enforce_eager
-    if has_states and graphs and deployment.max_num_seqs > pool.num_blocks:
-        raise InputError(
-            f"max_num_seqs = {deployment.max_num_seqs}, expected at most the {pool.num_blocks} blocks of the pool: "
-            "each sequence needs one for its recurrent state",
-            f"pass --max-num-seqs {pool.num_blocks} or less",
-        )
+    if not (has_states and graphs and deployment.max_num_seqs > pool.num_blocks):
+        return None
+    return InputError(
+        f"max_num_seqs = {deployment.max_num_seqs}, expected at most the {pool.num_blocks} blocks of the pool: each "
+        "sequence needs one for its recurrent state",
+        f"pass --max-num-seqs {pool.num_blocks} or less",
+    )

@@ -6,11 +6,19 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from calibration.architecture import Architecture, Weight
+from calibration.architecture import Architecture, Attention, Layer, Weight
 from calibration.errors import InputError, Unsupported
 from calibration.families import dense, hybrid, moe
 from calibration.families.dense import Shape
-from calibration.hf_config import HfConfig, context_of, dtype_of, open_config, quantization_of, tied_embeddings
+from calibration.hf_config import (
+    HfConfig,
+    context_of,
+    dtype_of,
+    open_config,
+    quantization_of,
+    rope_dim_of,
+    tied_embeddings,
+)
 
 Reader = Callable[[HfConfig, bool], Shape]
 
@@ -93,10 +101,10 @@ def read_config(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def _assemble(
-    config: HfConfig, name: str, tied: bool, layers: tuple[Any, ...], weights: tuple[Weight, ...]
+    config: HfConfig, name: str, tied: bool, layers: tuple[Layer, ...], weights: tuple[Weight, ...]
 ) -> Architecture:
     embedding = weights[0]
-    heads = next((layer.attention.heads for layer in layers if layer.attention is not None), 0)
+    attention = next((layer.attention for layer in layers if layer.attention is not None), None)
     context = context_of(config, str(config.values.get("model_type", "")))
     return Architecture(
         name=name,
@@ -105,11 +113,20 @@ def _assemble(
         weights=weights,
         hidden_size=embedding.cols,
         vocab_size=embedding.rows,
-        heads=heads,
+        heads=0 if attention is None else attention.heads,
         max_position_embeddings=config.integer("max_position_embeddings", context),
         tie_word_embeddings=tied,
         dtype=dtype_of(config),
         context=context,
+        rope_dim=_rope_dim(config, attention),
         quantization=quantization_of(config),
         unsized_parts=("vision tower",) if "vision_config" in config.outer else (),
     )
+
+
+def _rope_dim(config: HfConfig, attention: Attention | None) -> int:
+    if attention is None:
+        return 0
+    if attention.qk_rope_head_dim is not None:
+        return attention.qk_rope_head_dim
+    return rope_dim_of(config, attention.head_dim)
