@@ -28,7 +28,7 @@ import numpy as np
 
 from calibration.trace import Floats, Ints, RequestTrace
 from harness.measure.steady import trend, warm_up
-from harness.measure.tokens import TokenFlow
+from harness.measure.tokens import ONE_READ_S, TokenFlow
 
 HOLD = 0.95
 RESIDENCES = 2.0
@@ -107,8 +107,12 @@ class InFlight:
         return np.diff(areas) / np.diff(edges_s)
 
     def held(self, level: float) -> tuple[float, float] | None:
-        """From the first moment at or above ``level`` to the end of the last time there; None if never."""
-        at = np.flatnonzero(self.counts >= level - _ROUNDING)
+        """From the first moment at or above ``level`` to the end of the last time there; None if never.
+
+        Moments shorter than a microsecond do not count: two stamps of one moment may cross by rounding.
+        """
+        lasts = np.diff(self.times_s, append=np.inf)
+        at = np.flatnonzero((self.counts >= level - _ROUNDING) & (lasts > ONE_READ_S))
         return (float(self.times_s[at[0]]), float(self.times_s[at[-1] + 1])) if len(at) else None
 
 

