@@ -6,7 +6,7 @@ or speed. What was not asked for is filled with vLLM's default for that version 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibration import vllm_defaults
 from calibration.architecture import Architecture
@@ -251,7 +251,7 @@ def _weights(asked: str, architecture: Architecture, dtype: str) -> WeightFormat
             return own
     if named.name == "mxfp4" and architecture.is_moe:
         # gpt-oss: only the experts are MXFP4
-        return WeightFormat(named.name, named.bytes_per_weight, named.block, named.bytes_per_block, ("expert",))
+        return replace(named, roles=("expert",))
     return named
 
 

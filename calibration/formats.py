@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from calibration.architecture import Role, Weight
@@ -23,15 +22,20 @@ _LINEAR: tuple[Role, ...] = ("attention", "mixer", "mlp", "expert", "shared_expe
 class WeightFormat:
     """How a quantised matrix is stored.
 
-    ``bytes_per_weight`` is the payload; each block of ``block`` (rows x columns, 0: the whole side) adds
-    ``bytes_per_block`` of scales and zeros. ``roles`` are those it covers; anything else keeps the 16-bit dtype.
+    ``bits_per_weight`` is the payload; each block of ``block`` (rows x columns, 0: the whole side) adds
+    ``bits_per_block`` of scales and zeros. ``roles`` are those it covers; anything else keeps the 16-bit dtype.
     """
 
     name: str
-    bytes_per_weight: Fraction
+    bits_per_weight: int
     block: tuple[int, int] = (0, 0)
-    bytes_per_block: Fraction = Fraction(0)
+    bits_per_block: int = 0
     roles: tuple[Role, ...] = _LINEAR
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Payload of a weight, without scales."""
+        return self.bits_per_weight / 8
 
     def covers(self, weight: Weight) -> bool:
         return weight.is_matrix and weight.role in self.roles
@@ -40,21 +44,21 @@ class WeightFormat:
         """Bytes of a covered weight, scales included."""
         rows = -(-weight.rows // (self.block[0] or weight.rows))
         cols = -(-weight.cols // (self.block[1] or weight.cols))
-        return int(weight.params * self.bytes_per_weight + rows * cols * weight.count * self.bytes_per_block)
+        return (weight.params * self.bits_per_weight + rows * cols * weight.count * self.bits_per_block) // 8
 
 
 _FORMATS = {
     f.name: f
     for f in (
-        WeightFormat("bf16", Fraction(2)),
-        WeightFormat("fp16", Fraction(2)),
-        WeightFormat("fp32", Fraction(4)),
-        WeightFormat("fp8", Fraction(1), (1, 0), Fraction(4)),
-        WeightFormat("fp8-block", Fraction(1), (128, 128), Fraction(4)),
-        WeightFormat("int8", Fraction(1), (1, 0), Fraction(4)),
-        WeightFormat("int4", Fraction(1, 2), (1, 128), Fraction(5, 2)),
-        WeightFormat("mxfp4", Fraction(1, 2), (1, 32), Fraction(1)),
-        WeightFormat("nvfp4", Fraction(1, 2), (1, 16), Fraction(1)),
+        WeightFormat("bf16", 16),
+        WeightFormat("fp16", 16),
+        WeightFormat("fp32", 32),
+        WeightFormat("fp8", 8, (1, 0), 32),
+        WeightFormat("fp8-block", 8, (128, 128), 32),
+        WeightFormat("int8", 8, (1, 0), 32),
+        WeightFormat("int4", 4, (1, 128), 20),
+        WeightFormat("mxfp4", 4, (1, 32), 8),
+        WeightFormat("nvfp4", 4, (1, 16), 8),
     )
 }
 
@@ -97,9 +101,9 @@ def _with_roles(
 ) -> WeightFormat:
     """The format with this coverage; INT4 with this group size, and without zeros where it is symmetric."""
     if fmt.name != "int4":
-        return WeightFormat(fmt.name, fmt.bytes_per_weight, fmt.block, fmt.bytes_per_block, roles)
-    scale = Fraction(2) if symmetric else fmt.bytes_per_block
-    return WeightFormat(fmt.name, fmt.bytes_per_weight, (fmt.block[0], group or fmt.block[1]), scale, roles)
+        return WeightFormat(fmt.name, fmt.bits_per_weight, fmt.block, fmt.bits_per_block, roles)
+    scale = 16 if symmetric else fmt.bits_per_block
+    return WeightFormat(fmt.name, fmt.bits_per_weight, (fmt.block[0], group or fmt.block[1]), scale, roles)
 
 
 #: parts of module names that tell which role an exclusion list means
@@ -202,10 +206,10 @@ def _compressed(config: Mapping[str, Any]) -> tuple[str, int | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """A KV cache dtype. ``bytes_per_element`` for plain caches; the packed ones say their bytes per head or token."""
+    """A KV cache dtype. ``bits_per_element`` for plain caches; the packed ones say their bytes per head or token."""
 
     name: str
-    bytes_per_element: Fraction
+    bits_per_element: int
     #: fp32 scales per head and side (the ``*_per_token_head`` formats)
     scale_bytes_per_head: int = 0
     #: bytes of one token and layer where the layout is opaque (``*_ds_mla``)
@@ -214,35 +218,41 @@ class KvFormat:
     mla_only: bool = False
     never_mla: bool = False
 
+    @property
+    def bytes_per_element(self) -> float:
+        """Bytes of one cached number, without scales."""
+        return self.bits_per_element / 8
+
     def token_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int) -> int:
         """Bytes of one token in one layer: key and value of ``kv_heads`` heads."""
         if self.name == "nvfp4":
+            # 4 bits an element and an FP8 scale for 16 of them
             return kv_heads * sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))
-        elements = int((head_dim + v_head_dim) * self.bytes_per_element)
+        elements = (head_dim + v_head_dim) * self.bits_per_element // 8
         return kv_heads * (elements + 2 * self.scale_bytes_per_head)
 
     def latent_bytes(self, latent_dim: int) -> int:
         """Bytes of one token in one MLA layer."""
         if self.bytes_per_mla_token is not None:
             return self.bytes_per_mla_token
-        return int(latent_dim * self.bytes_per_element)
+        return latent_dim * self.bits_per_element // 8
 
 
 _KV_FORMATS = {
     f.name: f
     for f in (
-        KvFormat("bfloat16", Fraction(2)),
-        KvFormat("float16", Fraction(2)),
-        KvFormat("float32", Fraction(4)),
-        KvFormat("fp8_e4m3", Fraction(1)),
-        KvFormat("fp8_e5m2", Fraction(1)),
-        KvFormat("fp8_inc", Fraction(1)),
-        KvFormat("fp8_ds_mla", Fraction(1), bytes_per_mla_token=656, mla_only=True),
-        KvFormat("nvfp4_ds_mla", Fraction(1, 2), bytes_per_mla_token=352, mla_only=True),
-        KvFormat("nvfp4", Fraction(9, 16), never_mla=True),
-        KvFormat("int8_per_token_head", Fraction(1), scale_bytes_per_head=4, never_mla=True),
-        KvFormat("fp8_per_token_head", Fraction(1), scale_bytes_per_head=4, never_mla=True),
-        KvFormat("int4_per_token_head", Fraction(1, 2), scale_bytes_per_head=4, never_mla=True),
+        KvFormat("bfloat16", 16),
+        KvFormat("float16", 16),
+        KvFormat("float32", 32),
+        KvFormat("fp8_e4m3", 8),
+        KvFormat("fp8_e5m2", 8),
+        KvFormat("fp8_inc", 8),
+        KvFormat("fp8_ds_mla", 8, bytes_per_mla_token=656, mla_only=True),
+        KvFormat("nvfp4_ds_mla", 4, bytes_per_mla_token=352, mla_only=True),
+        KvFormat("nvfp4", 4, never_mla=True),
+        KvFormat("int8_per_token_head", 8, scale_bytes_per_head=4, never_mla=True),
+        KvFormat("fp8_per_token_head", 8, scale_bytes_per_head=4, never_mla=True),
+        KvFormat("int4_per_token_head", 4, scale_bytes_per_head=4, never_mla=True),
     )
 }
 

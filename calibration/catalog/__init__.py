@@ -9,9 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ class ModelEntry:
 @cache
 def _entries(file: str) -> dict[str, str]:
     """Name -> YAML text of each entry of a catalog file."""
-    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     starts = [*re.finditer(r"^([a-z0-9][^\s:]*):$", text, re.MULTILINE)]
     ends = [match.start() for match in starts[1:]] + [len(text)]
     return {match[1]: text[match.start() : end] for match, end in zip(starts, ends, strict=True)}
@@ -73,6 +71,9 @@ def _resolve(file: str, key: str, asked: str) -> str:
     wanted = asked.strip().lower()
     if wanted in names:
         return names[wanted]
+    # read only where a name is wrong: a plan's start-up counts in milliseconds
+    from difflib import get_close_matches
+
     near = dict.fromkeys(names[match] for match in get_close_matches(wanted, names, n=6, cutoff=0.5))
     hint = f"near it: {', '.join([*near][:4])}" if near else f"known: {', '.join(_entries(file))}"
     raise InputError(f"{key} = {asked!r} is not in the catalog", hint)

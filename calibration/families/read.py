@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from calibration.architecture import Architecture, Attention, Layer, Weight
@@ -89,6 +88,8 @@ def read_config(config: Mapping[str, Any], source: str) -> Architecture:
     opened = open_config(config, source)
     name = _name_of(config, source)
     if name not in _FAMILIES:
+        from difflib import get_close_matches
+
         near = get_close_matches(name, _FAMILIES, n=3)
         raise Unsupported(
             f"{source}: architecture {name!r} is unknown: what it caches and how its weights are split would be a guess",
