@@ -141,9 +141,9 @@ def _show(comparison: Comparison, document: Mapping[str, Any]) -> None:
     console.print()
     lengths = (document["prompt_tokens_mean"], document["output_tokens_mean"])
     for sentence in sentences(comparison, *lengths):
-        console.print(sentence, markup=False)
+        console.print(sentence, markup=False, soft_wrap=True)
     for name in document["left_out"]:
-        console.print(f"left out: {name}", style="yellow", markup=False)
+        console.print(f"left out: {name}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _levels_table(comparison: Comparison) -> Any:
