@@ -75,10 +75,11 @@ class EngineConfig:
         self._check_pool()
 
     def _check_budget(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        drafts = self.speculation.num_speculative_tokens if self.speculation is not None else 0
+        if self.max_num_batched_tokens < self.max_num_seqs * (1 + drafts):
             raise InputError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}: expected at least max_num_seqs"
-                f" ({self.max_num_seqs})"
+                f" ({self.max_num_seqs}) times the tokens of a decode step ({1 + drafts})"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise InputError(

@@ -22,11 +22,6 @@ class Decoders(Protocol):
         """Tokens of KV resident for them before the step."""
         ...
 
-    @property
-    def budget(self) -> int:
-        """Tokens of the step's budget they take."""
-        ...
-
     def __len__(self) -> int: ...
 
     def add(self, seq: Sequence, step: int) -> None:
@@ -34,7 +29,11 @@ class Decoders(Protocol):
         ...
 
     def drop(self, seq: Sequence) -> None:
-        """Take ``seq`` out; its ``computed`` and ``outputs`` are what the last processed step left."""
+        """Take ``seq`` out; its ``computed`` are the tokens the cache may keep."""
+        ...
+
+    def hold(self, last: Sequence) -> list[tuple[Sequence, int]]:
+        """Those behind ``last`` in the running order sit this step out; each with the KV tokens resident for it."""
         ...
 
     def growth(self) -> int:
@@ -53,8 +52,8 @@ class Decoders(Protocol):
         """Schedule one step for all; tokens each will put out, ``None`` where each puts out one."""
         ...
 
-    def computed(self, seq: Sequence) -> int:
-        """Tokens of ``seq`` whose KV is computed, scheduled steps included."""
+    def cacheable(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` whose full blocks are in the prefix cache, those of the step scheduled last included."""
         ...
 
     def foreseen(self, step: int) -> list[Sequence]:
@@ -67,10 +66,17 @@ class Decoders(Protocol):
 
 
 class LockStep:
-    """One token a step for each. ``computed = steps + base`` with one ``base`` a sequence."""
+    """One token a step for each. ``computed = steps + base`` with one ``base`` a sequence.
 
-    def __init__(self, block_size: int) -> None:
+    Args:
+        block_size: tokens of a block.
+        lag: tokens at the end that are computed but not yet known, so that their block cannot be in the cache: 1
+            under asynchronous scheduling (vLLM 0.32.0 AsyncScheduler._update_request_with_output), otherwise 0.
+    """
+
+    def __init__(self, block_size: int, lag: int) -> None:
         self._block_size = block_size
+        self._lag = lag
         self._steps = 0
         self._base: dict[Sequence, int] = {}
         self._base_sum = 0
@@ -85,28 +91,37 @@ class LockStep:
     def kv_tokens(self) -> int:
         return self._steps * len(self._base) + self._base_sum
 
-    @property
-    def budget(self) -> int:
-        return len(self._base)
-
     def add(self, seq: Sequence, step: int) -> None:
-        base = seq.computed - self._steps
+        seq.decoding = True
+        seq.joined_step = step
+        seq.prefilled = seq.computed
+        self._enter(seq, seq.computed - self._steps, step + seq.output_tokens - seq.outputs - 1)
+
+    def _enter(self, seq: Sequence, base: int, finish_step: int) -> None:
         self._base[seq] = base
         self._base_sum += base
         self._phase[base % self._block_size][seq] = None
-        seq.decoding = True
-        seq.joined_step = step
-        seq.finish_step = step + seq.output_tokens - seq.outputs - 1
-        self._ends.setdefault(seq.finish_step, {})[seq] = None
+        seq.finish_step = finish_step
+        self._ends.setdefault(finish_step, {})[seq] = None
 
-    def drop(self, seq: Sequence) -> None:
+    def _leave(self, seq: Sequence) -> int:
         base = self._base.pop(seq)
         self._base_sum -= base
         del self._phase[base % self._block_size][seq]
-        seq.computed = self._steps + base
-        seq.decoding = False
         if (ends := self._ends.get(seq.finish_step)) is not None:
             ends.pop(seq, None)
+        return base
+
+    def drop(self, seq: Sequence) -> None:
+        seq.computed = self.cacheable(seq)
+        self._leave(seq)
+        seq.decoding = False
+
+    def hold(self, last: Sequence) -> list[tuple[Sequence, int]]:
+        held = [(seq, self._steps + base) for seq, base in self._base.items() if seq.order > last.order]
+        for seq, _ in held:
+            self._enter(seq, self._leave(seq) - 1, seq.finish_step + 1)
+        return held
 
     def growth(self) -> int:
         return len(self._phase[-self._steps % self._block_size])
@@ -122,8 +137,8 @@ class LockStep:
         self._steps += 1
         return None
 
-    def computed(self, seq: Sequence) -> int:
-        return self._steps + self._base[seq]
+    def cacheable(self, seq: Sequence) -> int:
+        return max(seq.prefilled, self._steps + self._base[seq] - self._lag)
 
     def foreseen(self, step: int) -> list[Sequence]:
         ends = self._ends.pop(step, None)
@@ -152,6 +167,7 @@ class Speculative:
         self._rng = rng
         self._seqs: dict[Sequence, None] = {}
         self._ends: list[Sequence] = []
+        self._held: dict[Sequence, None] = {}
         #: what the last step drafted and accepted, by position, for the counters
         self.drafts = 0
         self.draft_tokens = 0
@@ -164,23 +180,26 @@ class Speculative:
     def kv_tokens(self) -> int:
         return sum(seq.computed for seq in self._seqs)
 
-    @property
-    def budget(self) -> int:
-        return len(self._seqs) * (1 + self._spec.num_speculative_tokens)
-
     def add(self, seq: Sequence, step: int) -> None:
         self._seqs[seq] = None
         seq.decoding = True
         seq.joined_step = step
+        seq.prefilled = seq.computed
         seq.outputs += 1
         if seq.outputs == seq.output_tokens:
             self._ends.append(seq)
 
     def drop(self, seq: Sequence) -> None:
         del self._seqs[seq]
+        self._held.pop(seq, None)
+        seq.computed = seq.prefilled
         seq.decoding = False
         if seq in self._ends:
             self._ends.remove(seq)
+
+    def hold(self, last: Sequence) -> list[tuple[Sequence, int]]:
+        self._held = {seq: None for seq in self._seqs if seq.order > last.order}
+        return [(seq, seq.computed) for seq in self._held]
 
     def growth(self) -> int:
         return sum(blocks for _, blocks in self.growing())
@@ -199,7 +218,8 @@ class Speculative:
         return needs
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
-        return {seq: self._verify(seq) for seq in self._seqs if seq.joined_step < step}
+        held, self._held = self._held, {}
+        return {seq: self._verify(seq) for seq in self._seqs if seq not in held}
 
     def _verify(self, seq: Sequence) -> int:
         drafted = min(self._spec.num_speculative_tokens, self._max_model_len - seq.computed - 2)
@@ -211,14 +231,16 @@ class Speculative:
             self.drafts += 1
             self.draft_tokens += drafted
         put_out = min(1 + accepted, seq.output_tokens - seq.outputs)
+        # what is cached when a step is scheduled ends with the token known then (allocate_slots)
+        seq.prefilled = seq.computed + 1
         seq.computed += 1 + accepted
         seq.outputs += put_out
         if seq.outputs == seq.output_tokens:
             self._ends.append(seq)
         return put_out
 
-    def computed(self, seq: Sequence) -> int:
-        return seq.computed
+    def cacheable(self, seq: Sequence) -> int:
+        return seq.prefilled
 
     def foreseen(self, step: int) -> list[Sequence]:
         ends, self._ends = self._ends, []

@@ -146,6 +146,9 @@ class Engine:
 
     def _schedule(self, foreseen: Step | None, now_s: float) -> Step | None:
         step = self.scheduler.schedule(foreseen)
+        while foreseen is None and step is not None and not step.scheduled_tokens:
+            # it only preempted: an engine core with work left tries again
+            step = self.scheduler.schedule()
         if step is None:
             return None
         for seq in step.admitted:

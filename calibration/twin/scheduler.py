@@ -43,6 +43,8 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     #: those of the preempted that were decoding
     interrupted: list[Sequence] = field(default_factory=list)
+    #: decoding ones that sit the step out (policy priority), and the KV tokens resident for each
+    held: list[tuple[Sequence, int]] = field(default_factory=list)
     #: tokens put out by each decoding sequence; None where each puts out one
     tokens: dict[Sequence, int] | None = None
     #: those that decode, where the engine was asked to keep them
@@ -74,7 +76,7 @@ class Scheduler:
         self.waiting: WaitingQueue = PriorityQueue() if config.scheduling_policy == "priority" else FcfsQueue()
         self.running: dict[Sequence, None] = {}
         self.decoders: Decoders = (
-            LockStep(config.block_size)
+            LockStep(config.block_size, lag=int(config.async_scheduling))
             if config.speculation is None
             else Speculative(config.speculation, config.block_size, config.max_model_len, rng)
         )
@@ -82,6 +84,8 @@ class Scheduler:
         self.prefix_hits = 0
         self._prefilling: dict[Sequence, None] = {}
         self._keep_members = keep_members
+        drafts = config.speculation.num_speculative_tokens if config.speculation is not None else 0
+        self._tokens_per_decode = 1 + drafts
         self._steps = 0
         self._admissions = 0
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
@@ -106,17 +110,15 @@ class Scheduler:
             self._set_aside_ends(foreseen)
         step = Step(self._steps + 1)
         self._schedule_decoders(step)
-        budget = self.config.max_num_batched_tokens - self.decoders.budget
-        budget = self._schedule_prefilling(step, budget)
-        step.decode_seqs, step.kv_tokens = len(self.decoders), self.decoders.kv_tokens
-        step.decode_tokens = self.decoders.budget
-        if self._keep_members:
-            step.members = self.decoders.members()
+        budget = self.config.max_num_batched_tokens - self._decode_tokens(step)
+        if not step.held:
+            budget = self._schedule_prefilling(step, budget)
+        self._count_decoders(step)
         step.tokens = self.decoders.advance(step.index)
         if not step.preempted:
             self._admit(step, budget)
-        if not step.scheduled_tokens:
-            return step if step.preempted else None
+        if not step.scheduled_tokens and not step.preempted:
+            return None
         self._steps = step.index
         self._join_decoders(step)
         return step
@@ -127,10 +129,29 @@ class Scheduler:
             if growth:
                 self.pool.take(growth)
                 self.decoders.grow()
-            return
+        else:
+            self._grow_in_order(step)
+
+    def _decode_tokens(self, step: Step) -> int:
+        return (len(self.decoders) - len(step.held)) * self._tokens_per_decode
+
+    def _count_decoders(self, step: Step) -> None:
+        step.decode_seqs = len(self.decoders) - len(step.held)
+        step.decode_tokens = self._decode_tokens(step)
+        step.kv_tokens = self.decoders.kv_tokens - sum(tokens for _, tokens in step.held)
+        if self._keep_members:
+            held = {seq for seq, _ in step.held}
+            step.members = [seq for seq in self.decoders.members() if seq not in held]
+
+    def _grow_in_order(self, step: Step) -> None:
+        """Blocks are short. A sequence that has to preempt itself ends the pass: those behind it sit the step out.
+
+        Under FCFS nobody is behind it. (vLLM's loop over the running requests breaks there.)
+        """
         for seq, blocks in self.decoders.growing():
-            if seq.decoding:
-                self._grow_or_preempt(seq, blocks, step)
+            if seq.decoding and not self._grow_or_preempt(seq, blocks, step):
+                step.held = self.decoders.hold(seq)
+                return
 
     def _grow(self, seq: Sequence, blocks: int) -> None:
         self.pool.take(blocks)
@@ -230,7 +251,7 @@ class Scheduler:
         return self._blocks_for(tokens) - hit.blocks + hit.free + reserve <= self.pool.free
 
     def _start(self, seq: Sequence, hit: Hit, cached: int) -> None:
-        self.pool.open(seq.table, seq.content, hit, lambda: self._computed(seq) // self.config.block_size)
+        self.pool.open(seq.table, seq.content, hit, lambda: self._cacheable(seq) // self.config.block_size)
         self._admissions += 1
         seq.order = self._admissions
         seq.blocks = hit.blocks
@@ -243,8 +264,8 @@ class Scheduler:
                 self.prefix_queries += seq.tokens
                 self.prefix_hits += cached
 
-    def _computed(self, seq: Sequence) -> int:
-        return self.decoders.computed(seq) if seq.decoding else seq.computed
+    def _cacheable(self, seq: Sequence) -> int:
+        return self.decoders.cacheable(seq) if seq.decoding else seq.computed
 
     # ------------------------------------------------------------------ the end of a step
 
@@ -269,6 +290,8 @@ class Scheduler:
                 self._drop_from(seq, ahead)
                 self.decoders.drop(seq)
             seq.outputs = seq.output_tokens
+            if self.config.speculation is None:
+                seq.computed = seq.tokens - 1
             self._remove(seq)
             seq.status = Status.FINISHED
         return ended

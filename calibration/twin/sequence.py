@@ -50,6 +50,7 @@ class Sequence:
         "outputs",
         "payload",
         "preemptions",
+        "prefilled",
         "priority",
         "prompt_tokens",
         "queued_s",
@@ -86,6 +87,8 @@ class Sequence:
         self.outputs = 0
         #: tokens whose KV is computed; while it decodes, the decoders know better
         self.computed = 0
+        #: of these, while it decodes, the ones whose blocks were in the cache when its prefill ended
+        self.prefilled = 0
         #: blocks held, shared ones included
         self.blocks = 0
         self.table = Table()
