@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from calibration.errors import InputError
+from calibration.kv_cache import Group, LayerCache, Pool
+from calibration.kv_users import users_full, users_staggered
 from calibration.saturation import Knee, Level, Limit, Onset, Sign, knee, onset, sign_of
 
 Verdict = Literal["inside", "beside", "outside", "not_reached", "not_measured", "not_predicted"]
@@ -67,14 +69,27 @@ def predict_wall(
     """
     prompt, output = max(1, round(prompt_tokens)), max(1, round(output_tokens))
     if pool.usable_tokens == pool.usable_blocks * pool.block_size:
-        blocks = [-(-(prompt + token) // pool.block_size) for token in range(1, output + 1)]
-        full, staggered = pool.usable_blocks / blocks[-1], pool.usable_blocks * output / sum(blocks)
+        plain = _plain_attention(pool, prompt + output)
+        full, staggered = users_full(plain, prompt, output), users_staggered(plain, prompt, output)
     else:
         full, staggered = pool.usable_tokens / (prompt + output), pool.usable_tokens / (prompt + output / 2)
     return Prediction(
         kv_full=full * pool.engines,
         kv_staggered=staggered * pool.engines,
         max_num_seqs=None if max_num_seqs is None else max_num_seqs * pool.engines,
+    )
+
+
+def _plain_attention(pool: KvPool, tokens: int) -> Pool:
+    """The pool as the model of the pool knows it: one block table of full attention, for requests up to ``tokens``."""
+    table = Group(LayerCache("full", pool.block_size, page_bytes=1), layers=((0, 1),))
+    return Pool(
+        num_blocks=pool.usable_blocks + 1,
+        block_size=pool.block_size,
+        bytes_per_block=1,
+        groups=(table,),
+        max_model_len=tokens,
+        max_in_flight_tokens=0,
     )
 
 
