@@ -157,9 +157,10 @@ def _stays_flat(points: Sequence[tuple[int, float]], initial: float) -> bool:
 
 
 def _crossing(users: Sequence[int], slopes: Sequence[float], flat: int) -> float:
-    """Where the slope passes the threshold, between the middles of the segments before and after ``users[flat]``."""
+    """Where the slope passes the threshold, between the middles of the segments before and after ``users[flat]``.
+
+    The one before is at the threshold or above it: were it below, the curve would stay flat from its beginning on.
+    """
     before, after = (math.log(users[i] * users[i + 1]) / 2 for i in (flat - 1, flat))
     steep, low = slopes[flat - 1], slopes[flat]
-    if steep <= KNEE_SLOPE:  # a dip before a later rise: the level itself
-        return float(users[flat])
     return math.exp(before + (after - before) * (steep - KNEE_SLOPE) / (steep - low))

@@ -113,8 +113,8 @@ def test_a_dip_before_a_rise_is_no_knee() -> None:
     assert found.high == 16
 
 
-def test_a_pause_of_the_curve_at_its_end_of_growth_is_the_level_itself() -> None:
-    # 2 -> 4 brings nothing, 4 -> 8 brings much, so the knee is not before 8; the segment before it is steep
+def test_a_pause_of_the_curve_is_no_knee() -> None:
+    # 2 -> 4 brings nothing, 4 -> 8 brings much: the knee is not before 8
     found = knee([2, 4, 8, 16], [80, 80, 240, 250])
     assert (found.low, found.high) == (4, 16)
 
@@ -122,6 +122,15 @@ def test_a_pause_of_the_curve_at_its_end_of_growth_is_the_level_itself() -> None
 def test_two_levels_are_too_few() -> None:
     assert knee([1, 2], [10, 20]).reason == "2 levels with a throughput, at least 3 are needed"
     assert knee([1, 2, 4], [0, 0, 0]).reason == "no throughput at any level"
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1000), min_size=8, max_size=8))
+def test_whatever_the_curve_the_knee_lies_between_low_and_high(tokens: list[float]) -> None:
+    found = knee(POWERS, tokens)
+    if found.users is not None:
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= found.users <= found.high
 
 
 @given(st.floats(min_value=0.01, max_value=1e6))
