@@ -64,6 +64,23 @@ def test_blocks_summed_over_engines_are_shared_out(said: int | None, blocks: int
     assert (pool.num_blocks, pool.tokens) == (blocks, blocks * 16)
 
 
+def test_a_live_server_with_two_engines_shows_the_sum_of_their_blocks() -> None:
+    """Started with 41 blocks an engine; its label says 82."""
+    snapshot = read(metrics_text("vllm_032_two_engines"))
+    assert snapshot.cache_config is not None
+    assert snapshot.cache_config.num_gpu_blocks == 82
+    pool = pool_of(snapshot, 512)
+    assert pool is not None
+    assert (pool.num_blocks, pool.usable_blocks, pool.tokens, pool.usable_tokens) == (41, 40, 1312, 1280)
+
+
+def test_a_live_server_whose_context_is_no_whole_number_of_blocks() -> None:
+    """vLLM 0.32.0 with 41 blocks of 32 and --max-model-len 500 says 1281 = int(41 / 16 * 500)."""
+    pool = pool_of(snap(num_gpu_blocks=41, block_size=32, kv_cache_size_tokens=1281), 500)
+    assert pool is not None
+    assert (pool.tokens, pool.usable_tokens) == (1312, 1280)
+
+
 def test_blocks_of_ray_replicas_are_one_replicas() -> None:
     pool = pool_of(snap(engines=2, via_ray=True, num_gpu_blocks=100, block_size=16), None)
     assert pool is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -276,5 +275,10 @@ def test_no_name_is_in_two_meanings() -> None:
     assert len(every) == len(set(every))
 
 
-def test_the_texts_are_where_the_cases_say() -> None:
-    assert {path.name for path in Path(DATA / "metrics").glob("*.txt")} == set(EXPECTED)
+def test_a_live_server_with_two_engines_is_read_as_one() -> None:
+    s = read(metrics_text("vllm_032_two_engines"))
+    assert (s.engines, s.running, s.running_by_engine) == (2, 1, {"0": 0, "1": 1})
+    assert s.kv_cache_usage_by_engine == {"0": 0, "1": pytest.approx(1 / 40)}
+    assert s.kv_cache_usage == pytest.approx(1 / 80)
+    assert (s.prompt_tokens, s.generation_tokens, s.ttft_count, s.itl_count) == (120, 41, 6, 35)
+    assert (s.success, s.asleep, s.version_family) == (5, False, "v1 0.12-0.32")
