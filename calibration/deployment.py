@@ -252,6 +252,9 @@ def _weights(asked: str, architecture: Architecture, dtype: str) -> WeightFormat
     if named.name == "mxfp4" and architecture.is_moe:
         # gpt-oss: only the experts are MXFP4
         return replace(named, roles=("expert",))
+    if named.name == "nvfp4" and architecture.is_moe:
+        # nvidia/DeepSeek-R1-NVFP4: the 657.65 B quantised weights are every MLP, attention stays 16-bit
+        return replace(named, roles=("mlp", "expert", "shared_expert"))
     return named
 
 

@@ -1,0 +1,246 @@
+"""Operating points: how many sequences run, how long a step, a first token and a request take under a load.
+
+A closed loop of N users, each sending its next request a think time after the last one ended, settles where Little's law
+holds: of N users, those running are the share of a request's life that is spent decoding,
+
+    B = N * D / (F + D + Z),   D = (osl - 1) * T(B),   F = time to the first token,   Z = think time
+
+and a step lasts what B sequences cost, plus the prompts that pass through it: every sequence that ends brings a new prompt,
+so B / osl prompts a step, each of them stretching the steps of all that run. Both sides are continuous in B and the root
+is bracketed by [0, N], so bisection finds it.
+
+Where the pool or ``max_num_seqs`` holds fewer than would run, those are the sequences that run: throughput stands still and
+the rest of the users wait, in front of their first token. What is given there is the mean of the plateau, without
+preemption's cost: an extrapolation, and called so (:mod:`calibration.twin` simulates it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from calibration.errors import InputError
+from calibration.steptime import StepTime
+
+Regime = Literal["below_limits", "kv_full", "max_num_seqs"]
+
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a request is: prompt and output tokens (means), and how users behave around it.
+
+    ``requests_per_user`` is None for a steady state; a benchmark that starts all users at once and stops after a number of
+    requests each has one wave of simultaneous prompts among that many requests, and its mean TTFT contains it.
+
+    Raises:
+        InputError: a length or time that cannot be.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    think_s: float = 0.0
+    requests_per_user: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_tokens > 0:
+            raise InputError(f"prompt_tokens = {self.prompt_tokens!r}, expected more than 0")
+        if not self.output_tokens >= 1:
+            raise InputError(f"output_tokens = {self.output_tokens!r}, expected at least 1")
+        if not self.think_s >= 0:
+            raise InputError(f"think_s = {self.think_s!r}, expected at least 0")
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens a running sequence holds on average: its prompt and half of its output."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What serves: the step of one replica, and what bounds a step or the number running.
+
+    ``max_running`` is how many sequences of the shape the pool of one replica holds on average (None: not known, taken as
+    unbounded). ``micro_batches`` share the sequences of a pipeline.
+    """
+
+    step: StepTime
+    request_overhead_s: float
+    request_token_s: float
+    wait_steps: float
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_running: float | None = None
+    replicas: int = 1
+    micro_batches: int = 1
+
+    @property
+    def most_running(self) -> float:
+        """Sequences one replica runs at most."""
+        return min(float(self.max_num_seqs), math.inf if self.max_running is None else self.max_running)
+
+    @property
+    def full_regime(self) -> Regime:
+        return "max_num_seqs" if self.most_running >= self.max_num_seqs else "kv_full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """Where a load settles; means over requests, sums over replicas.
+
+    ``running`` sequences decode, ``resident_tokens`` of cache are theirs, ``tpot_s`` is the mean step a running stream
+    sees, prompts of others included.
+    """
+
+    users: float
+    regime: Regime
+    running: float
+    resident_tokens: float
+    tpot_s: float
+    ttft_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+
+    @property
+    def output_tokens_per_s_per_user(self) -> float:
+        """Tokens a second one running stream gets."""
+        return 1.0 / self.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A mean step of one micro-batch at B running sequences, and the cost of a prompt beside them."""
+
+    mean_s: float
+    prompt_s: float
+    prompt_load: float
+
+
+def _mean_step(server: Server, shape: Shape, running: float) -> _Step:
+    """Decode alone, and the prompts that pass through: ``running / osl`` of them a step, in chunks of at most the token
+    budget that decoding leaves. What a mixed step costs whatever the prompt's length is shared by prompts in one step."""
+    step = server.step
+    batch = running / server.micro_batches
+    resident = batch * shape.mean_context
+    decode = step.step_s(batch, resident, 0.0)
+    budget = max(1.0, server.max_num_batched_tokens - batch)
+    chunks = max(1, math.ceil(shape.prompt_tokens / budget))
+    chunk = shape.prompt_tokens / chunks
+    own = step.prompt_chunk_s(shape.prompt_tokens, 0.0)
+    shared = step.mixed_step_overhead_s + step.experts_s(batch + chunk) - step.experts_s(batch)
+    prompts = batch / shape.output_tokens
+    mixed = -math.expm1(-prompts * chunks)
+    mean = decode + prompts * own + mixed * shared
+    prompt = own + chunks * shared + (chunks - 1) * decode
+    return _Step(mean, prompt, (prompts * own + mixed * shared) / mean)
+
+
+def _ttft_s(server: Server, shape: Shape, users: float, step: _Step) -> float:
+    """Time to the first token below every limit.
+
+    Outside the steps: the request's overhead. Then ``wait_steps`` steps (the one under way, the pipeline of scheduling and
+    output), the prompt's own prefill, and that of prompts ahead: in a steady state those that fall into the same moment, as
+    a queue with fixed service; in a first wave, half of everybody else.
+    """
+    share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
+    load = min(step.prompt_load, 0.9)
+    steady = load / (2 * (1 - load))
+    wave = (users - 1) / 2
+    ahead = (1 - share) * steady + share * max(steady, wave)
+    fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
+    return fixed + server.wait_steps * step.mean_s + step.prompt_s * (1 + ahead)
+
+
+def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
+    """Where ``users`` users settle; they spread evenly over the replicas.
+
+    Raises:
+        InputError: no users.
+    """
+    if not users > 0:
+        raise InputError(f"users = {users!r}, expected more than 0")
+    each = users / server.replicas
+    limit = server.most_running
+    low, high = 0.0, min(each, limit)
+    if _wants(server, shape, each, high) >= high and high < each:
+        return _full(server, shape, each, limit)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if _wants(server, shape, each, middle) > middle:
+            low = middle
+        else:
+            high = middle
+    return _point(server, shape, each, high, None)
+
+
+def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
+    """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
+    step = _mean_step(server, shape, running)
+    decoding = (shape.output_tokens - 1) * step.mean_s
+    return users * decoding / (decoding + _ttft_s(server, shape, users, step) + shape.think_s)
+
+
+def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: float | None) -> OperatingPoint:
+    step = _mean_step(server, shape, running)
+    first = _ttft_s(server, shape, users, step) if ttft_s is None else ttft_s
+    decoding = (shape.output_tokens - 1) * step.mean_s
+    rate = users / (first + decoding + shape.think_s)
+    return OperatingPoint(
+        users=users * server.replicas,
+        regime="below_limits" if ttft_s is None else server.full_regime,
+        running=running * server.replicas,
+        resident_tokens=running * shape.mean_context * server.replicas,
+        tpot_s=step.mean_s,
+        ttft_s=first,
+        requests_per_s=rate * server.replicas,
+        output_tokens_per_s=rate * shape.output_tokens * server.replicas,
+    )
+
+
+def _full(server: Server, shape: Shape, users: float, running: float) -> OperatingPoint:
+    """``running`` sequences run and no more: a request's life among them sets the rate, the users who are too many wait."""
+    step = _mean_step(server, shape, running)
+    decoding = (shape.output_tokens - 1) * step.mean_s
+    rate = running / (decoding + step.prompt_s)
+    first = max(users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step))
+    return _point(server, shape, users, running, first)
+
+
+def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingPoint | None:
+    """Where a stream of independent arrivals settles, or None where none does: more arrive than can be served.
+
+    Raises:
+        InputError: a rate that is not more than 0.
+    """
+    if not requests_per_s > 0:
+        raise InputError(f"requests_per_s = {requests_per_s!r}, expected more than 0")
+    rate = requests_per_s / server.replicas
+    steady = replace(shape, requests_per_user=None)
+    high = server.most_running if math.isfinite(server.most_running) else 1e6
+    if _served(server, steady, high) <= rate:
+        return None
+    low = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if _served(server, steady, middle) < rate:
+            low = middle
+        else:
+            high = middle
+    step = _mean_step(server, steady, high)
+    first = _ttft_s(server, steady, high, step)
+    users = rate * (first + (steady.output_tokens - 1) * step.mean_s)
+    return replace(_point(server, steady, users, high, first), regime="below_limits")
+
+
+def _served(server: Server, shape: Shape, running: float) -> float:
+    """Requests a second that ``running`` sequences finish on one replica."""
+    step = _mean_step(server, shape, running)
+    return running / max((shape.output_tokens - 1) * step.mean_s, step.prompt_s)
+
+
+def most_requests_per_s(server: Server, shape: Shape) -> float:
+    """The rate beyond which an open loop grows without bound."""
+    high = server.most_running if math.isfinite(server.most_running) else 1e6
+    return _served(server, replace(shape, requests_per_user=None), high) * server.replicas
