@@ -27,6 +27,8 @@ from harness.record import Failure
 
 #: an answer larger than this is no answer to a small question; a /metrics text of 64 engines has about 4 MB
 MAX_BODY_BYTES = 64 * 1024 * 1024
+#: seconds an idle connection is kept: below uvicorn's 5 s, so that no question goes into a closing one
+KEEP_ALIVE_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Getter:
         return bool(self._key_header)
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self._verify_tls, limit=0)
+        connector = aiohttp.TCPConnector(ssl=self._verify_tls, limit=0, keepalive_timeout=KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self
 

@@ -26,6 +26,9 @@ Span = tuple[float, float]
 #: hold the end of its neighbour's
 TRAFFIC_TOLERANCE = 0.01
 
+#: the endpoints that generate tokens
+GENERATING_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurTraffic:
@@ -280,6 +283,15 @@ def _other_traffic(grown: Delta, ours: OurTraffic | None) -> Iterable[str]:
     tokens = _unaccounted(grown, ours)
     if tokens is not None and ours.output_tokens is not None and tokens > TRAFFIC_TOLERANCE * ours.output_tokens:
         yield f"other_traffic: the server generated {tokens:,.0f} tokens more than our {ours.output_tokens:,}"
-    finished = None if grown.success is None else grown.success - ours.ended - ours.cut
-    if finished is not None and finished > TRAFFIC_TOLERANCE * (ours.ended + ours.cut):
-        yield f"other_traffic: the server finished {finished:,.0f} requests more than our {ours.ended + ours.cut:,}"
+    requests = _requests_served(grown)
+    more = None if requests is None else requests - ours.ended - ours.cut
+    if more is not None and more > TRAFFIC_TOLERANCE * (ours.ended + ours.cut):
+        yield f"other_traffic: the server served {more:,.0f} requests more than our {ours.ended + ours.cut:,}"
+
+
+def _requests_served(grown: Delta) -> float | None:
+    """Requests for tokens that ended: the larger of what the engine finished and what the HTTP layer answered (which
+    counts requests their client broke off too, and those of a LoRA adapter or an alias)."""
+    posts = grown.http_requests
+    answered = None if posts is None else sum(posts.get(path, 0) for path in GENERATING_PATHS)
+    return max((count for count in (grown.success, answered) if count is not None), default=None)

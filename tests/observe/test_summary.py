@@ -229,6 +229,20 @@ def test_requests_that_are_not_ours_are_other_clients_traffic() -> None:
     assert kinds(summary(scrapes, ours=OurTraffic(output_tokens=None, ended=9, cut=3))) == []
 
 
+def test_requests_that_others_broke_off_are_seen_by_the_http_layer_alone() -> None:
+    def posts(count: float) -> dict[str, Any]:
+        return {
+            "success_by_reason": {"stop": 0.0 if count == 0 else 10.0},
+            "http_requests": {"/v1/completions": count, "/v1/chat/completions": 3.0, "/tokenize": count},
+        }
+
+    ours = OurTraffic(output_tokens=None, ended=10)
+    assert kinds(summary([scrape(9.0, **posts(0)), scrape(21.0, **posts(10))], ours=ours)) == []
+    assert summary([scrape(9.0, **posts(0)), scrape(21.0, **posts(14))], ours=ours).contamination == (
+        "other_traffic: the server served 4 requests more than our 10",
+    )
+
+
 def test_with_a_request_cut_tokens_cannot_be_held_against_ours() -> None:
     """The server counts tokens of broken-off requests that no client saw."""
     scrapes = [scrape(9.0, generation_tokens=0), scrape(21.0, generation_tokens=700)]
