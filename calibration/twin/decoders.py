@@ -22,6 +22,11 @@ class Decoders(Protocol):
         """Tokens of KV resident for them before the step."""
         ...
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step's budget they take, without those that sit it out."""
+        ...
+
     def __len__(self) -> int: ...
 
     def add(self, seq: Sequence, step: int) -> None:
@@ -64,6 +69,10 @@ class Decoders(Protocol):
         """All of them, in order of joining."""
         ...
 
+    def count_rejected(self, drafts: int) -> None:
+        """Drafts that only filled the batch were rejected, and are counted."""
+        ...
+
 
 class LockStep:
     """One token a step for each. ``computed = steps + base`` with one ``base`` a sequence.
@@ -83,6 +92,7 @@ class LockStep:
         #: sequences by base modulo block size: those of one entry need a block in the same step
         self._phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         self._ends: dict[int, dict[Sequence, None]] = {}
+        self._held = 0
 
     def __len__(self) -> int:
         return len(self._base)
@@ -90,6 +100,10 @@ class LockStep:
     @property
     def kv_tokens(self) -> int:
         return self._steps * len(self._base) + self._base_sum
+
+    @property
+    def tokens(self) -> int:
+        return len(self._base) - self._held
 
     def add(self, seq: Sequence, step: int) -> None:
         seq.decoding = True
@@ -121,6 +135,7 @@ class LockStep:
         held = [(seq, self._steps + base) for seq, base in self._base.items() if seq.order > last.order]
         for seq, _ in held:
             self._enter(seq, self._leave(seq) - 1, seq.finish_step + 1)
+        self._held = len(held)
         return held
 
     def growth(self) -> int:
@@ -135,6 +150,7 @@ class LockStep:
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
         self._steps += 1
+        self._held = 0
         return None
 
     def cacheable(self, seq: Sequence) -> int:
@@ -146,6 +162,9 @@ class LockStep:
 
     def members(self) -> list[Sequence]:
         return list(self._base)
+
+    def count_rejected(self, drafts: int) -> None:
+        raise AssertionError("without speculation there are no drafts")
 
 
 def _order(seq: Sequence) -> int:
@@ -180,6 +199,14 @@ class Speculative:
     def kv_tokens(self) -> int:
         return sum(seq.computed for seq in self._seqs)
 
+    @property
+    def tokens(self) -> int:
+        return sum(1 + self._drafted(seq) for seq in self._seqs if seq not in self._held)
+
+    def _drafted(self, seq: Sequence) -> int:
+        # the last position of the model's length is for the token that follows
+        return min(self._spec.num_speculative_tokens, self._max_model_len - seq.computed - 2)
+
     def add(self, seq: Sequence, step: int) -> None:
         self._seqs[seq] = None
         seq.decoding = True
@@ -209,10 +236,9 @@ class Speculative:
             seq.blocks += blocks
 
     def growing(self) -> list[tuple[Sequence, int]]:
-        reach = 1 + self._spec.num_speculative_tokens + self._spec.lookahead_tokens
         needs = []
         for seq in sorted(self._seqs, key=_order):
-            slots = min(seq.computed + reach, self._max_model_len)
+            slots = min(seq.computed + 1 + self._drafted(seq) + self._spec.lookahead_tokens, self._max_model_len)
             if (blocks := -(-slots // self._block_size) - seq.blocks) > 0:
                 needs.append((seq, blocks))
         return needs
@@ -222,7 +248,7 @@ class Speculative:
         return {seq: self._verify(seq) for seq in self._seqs if seq not in held}
 
     def _verify(self, seq: Sequence) -> int:
-        drafted = min(self._spec.num_speculative_tokens, self._max_model_len - seq.computed - 2)
+        drafted = self._drafted(seq)
         accepted = 0
         while accepted < drafted and self._rng.random() < self._spec.acceptance[accepted]:
             self.accepted_by_position[accepted] += 1
@@ -248,3 +274,7 @@ class Speculative:
 
     def members(self) -> list[Sequence]:
         return list(self._seqs)
+
+    def count_rejected(self, drafts: int) -> None:
+        self.drafts += 1
+        self.draft_tokens += drafts

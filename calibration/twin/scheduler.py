@@ -14,14 +14,13 @@ Rules of vLLM 0.32.0 ``v1/core/sched/scheduler.py``, ``Scheduler.schedule`` and 
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import deque
 from dataclasses import dataclass, field
 
 from calibration.twin.blocks import NO_HIT, BlockPool, Hit
 from calibration.twin.config import EngineConfig
 from calibration.twin.decoders import Decoders, LockStep, Speculative
+from calibration.twin.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from calibration.twin.sequence import Sequence, Status
 
 
@@ -51,14 +50,15 @@ class Step:
     members: list[Sequence] | None = None
     #: ends that were known before the step ran (asynchronous scheduling)
     ending: list[Sequence] = field(default_factory=list)
-    #: tokens of the budget taken by decoding: drafts included
+    #: tokens of the budget taken by decoding, drafts included, and by empty drafts beside a prompt's last token
     decode_tokens: int = 0
+    padding: int = 0
     #: sequences of this step whose output nobody takes any more
     dropped: int = 0
 
     @property
     def scheduled_tokens(self) -> int:
-        return self.decode_tokens + self.prefill_tokens
+        return self.decode_tokens + self.prefill_tokens + self.padding
 
 
 class Scheduler:
@@ -84,12 +84,12 @@ class Scheduler:
         self.prefix_hits = 0
         self._prefilling: dict[Sequence, None] = {}
         self._keep_members = keep_members
-        drafts = config.speculation.num_speculative_tokens if config.speculation is not None else 0
-        self._tokens_per_decode = 1 + drafts
+        speculation = config.speculation
+        self._tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation is not None else 0)
+        self._lookahead_tokens = speculation.lookahead_tokens if speculation is not None else 0
         self._steps = 0
         self._admissions = 0
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
-        self._drops_last_hit = config.speculation is not None and config.speculation.lookahead_tokens > 0
 
     def add(self, seq: Sequence) -> None:
         self.waiting.add(seq)
@@ -110,7 +110,7 @@ class Scheduler:
             self._set_aside_ends(foreseen)
         step = Step(self._steps + 1)
         self._schedule_decoders(step)
-        budget = self.config.max_num_batched_tokens - self._decode_tokens(step)
+        budget = self.config.max_num_batched_tokens - self.decoders.tokens
         if not step.held:
             budget = self._schedule_prefilling(step, budget)
         self._count_decoders(step)
@@ -132,12 +132,9 @@ class Scheduler:
         else:
             self._grow_in_order(step)
 
-    def _decode_tokens(self, step: Step) -> int:
-        return (len(self.decoders) - len(step.held)) * self._tokens_per_decode
-
     def _count_decoders(self, step: Step) -> None:
         step.decode_seqs = len(self.decoders) - len(step.held)
-        step.decode_tokens = self._decode_tokens(step)
+        step.decode_tokens = self.decoders.tokens
         step.kv_tokens = self.decoders.kv_tokens - sum(tokens for _, tokens in step.held)
         if self._keep_members:
             held = {seq for seq, _ in step.held}
@@ -194,7 +191,7 @@ class Scheduler:
     def _schedule_prefilling(self, step: Step, budget: int) -> int:
         for seq in list(self._prefilling):
             if (chunk := min(seq.tokens - seq.computed, budget)) and seq in self._prefilling:
-                needed = self._blocks_for(seq.computed + chunk) - seq.blocks
+                needed = self._blocks_for(self._slots(seq.computed + chunk)) - seq.blocks
                 if needed <= 0 or self._grow_or_preempt(seq, needed, step):
                     self._compute(seq, chunk, step)
                     budget -= chunk
@@ -217,38 +214,53 @@ class Scheduler:
     # ------------------------------------------------------------------ admission
 
     def _admit(self, step: Step, budget: int) -> None:
+        mixed = step.prefill_tokens > 0
         while budget > 0 and self.waiting and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             hit = self._lookup(seq)
             cached = hit.blocks * self.config.block_size
             chunk = seq.tokens - cached
-            if chunk > budget and not self.config.enable_chunked_prefill:
+            padding = 0 if mixed else self._padding(step, chunk, cached)
+            if chunk + padding > budget and (padding or not self.config.enable_chunked_prefill):
                 break
             chunk = min(chunk, budget)
-            if not self._fits(seq, hit, cached + chunk):
+            blocks = self._blocks_for(self._slots(cached + chunk + padding))
+            if not self._fits(seq, hit, blocks):
                 break
             self.waiting.pop()
             self._start(seq, hit, cached)
-            self._grow(seq, self._blocks_for(cached + chunk) - hit.blocks)
+            self._grow(seq, blocks - hit.blocks)
             step.admitted.append(seq)
+            if padding:
+                step.padding += padding
+                self.decoders.count_rejected(padding)
             self._prefilling[seq] = None
             self._compute(seq, chunk, step)
-            budget -= chunk
+            budget -= chunk + padding
+
+    def _padding(self, step: Step, chunk: int, cached: int) -> int:
+        """Empty drafts for a prompt with one token left to compute, so that the batch stays one of equal rows."""
+        drafts = self._tokens_per_decode - 1
+        room = cached + chunk + drafts + 1 <= self.config.max_model_len
+        return drafts if chunk == 1 and room and (step.decode_seqs or cached) else 0
+
+    def _slots(self, tokens: int) -> int:
+        return min(tokens + self._lookahead_tokens, self.config.max_model_len)
 
     def _lookup(self, seq: Sequence) -> Hit:
         """Cached leading blocks; the last token is always computed, for its logits (KVCacheManager)."""
         if not self.config.enable_prefix_caching:
             return NO_HIT
         hit = self.pool.lookup(seq.content, (seq.tokens - 1) // self.config.block_size)
-        if self._drops_last_hit and hit.blocks:
+        if self._lookahead_tokens and hit.blocks:
             return self.pool.lookup(seq.content, hit.blocks - 1)
         return hit
 
-    def _fits(self, seq: Sequence, hit: Hit, tokens: int) -> bool:
+    def _fits(self, seq: Sequence, hit: Hit, blocks: int) -> bool:
         reserve = self._watermark_blocks if self.running else 0
         if self.config.scheduler_reserve_full_isl:
-            tokens = seq.tokens
-        return self._blocks_for(tokens) - hit.blocks + hit.free + reserve <= self.pool.free
+            blocks = max(blocks, self._blocks_for(seq.tokens))
+        return blocks - hit.blocks + hit.free + reserve <= self.pool.free
 
     def _start(self, seq: Sequence, hit: Hit, cached: int) -> None:
         self.pool.open(seq.table, seq.content, hit, lambda: self._cacheable(seq) // self.config.block_size)
@@ -318,77 +330,3 @@ class Scheduler:
             step.dropped += 1
             if step.tokens is not None:
                 step.tokens.pop(seq, None)
-
-
-class WaitingQueue:
-    """Who waits. ``put_back`` is for preempted requests."""
-
-    def add(self, seq: Sequence) -> None:
-        raise NotImplementedError
-
-    def put_back(self, seq: Sequence) -> None:
-        raise NotImplementedError
-
-    def head(self) -> Sequence:
-        raise NotImplementedError
-
-    def pop(self) -> Sequence:
-        raise NotImplementedError
-
-    def remove(self, seq: Sequence) -> None:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-
-class FcfsQueue(WaitingQueue):
-    """First come, first served; the preempted wait at the head."""
-
-    def __init__(self) -> None:
-        self._seqs: deque[Sequence] = deque()
-
-    def add(self, seq: Sequence) -> None:
-        self._seqs.append(seq)
-
-    def put_back(self, seq: Sequence) -> None:
-        self._seqs.appendleft(seq)
-
-    def head(self) -> Sequence:
-        return self._seqs[0]
-
-    def pop(self) -> Sequence:
-        return self._seqs.popleft()
-
-    def remove(self, seq: Sequence) -> None:
-        self._seqs.remove(seq)
-
-    def __len__(self) -> int:
-        return len(self._seqs)
-
-
-class PriorityQueue(WaitingQueue):
-    """Smallest (priority, arrival) first; a preempted request takes the place these give it."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, Sequence]] = []
-        self._added = 0
-
-    def add(self, seq: Sequence) -> None:
-        self._added += 1
-        heapq.heappush(self._heap, (seq.priority, seq.arrived_s, self._added, seq))
-
-    put_back = add
-
-    def head(self) -> Sequence:
-        return self._heap[0][3]
-
-    def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[3]
-
-    def remove(self, seq: Sequence) -> None:
-        self._heap = [entry for entry in self._heap if entry[3] is not seq]
-        heapq.heapify(self._heap)
-
-    def __len__(self) -> int:
-        return len(self._heap)

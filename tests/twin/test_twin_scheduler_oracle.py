@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from calibration.twin.config import EngineConfig
+from calibration.twin.config import EngineConfig, Speculation
 from calibration.twin.content import Content, chained_keys
 from calibration.twin.scheduler import Scheduler, Step
 from calibration.twin.sequence import Sequence
@@ -38,7 +38,10 @@ class Replay:
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.requests = case["requests"]
-        self.config = EngineConfig(**case["config"])
+        flags = dict(case["config"])
+        drafts, accepted = flags.pop("drafts", 0), flags.pop("accepted", 0)
+        sure = tuple(float(position < accepted) for position in range(drafts))
+        self.config = EngineConfig(**flags, speculation=Speculation(acceptance=sure) if drafts else None)
         self.scheduler = Scheduler(self.config, random.Random(0))
         self.seqs: dict[int, Sequence] = {}
         self.preemptions = 0
@@ -114,6 +117,7 @@ def label(case: dict[str, Any]) -> str:
             ("cache", config["enable_prefix_caching"]),
             ("async", config["async_scheduling"]),
             ("watermark", config["watermark"]),
+            ("drafts", "drafts" in config),
         )
         if on
     )

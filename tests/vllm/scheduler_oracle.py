@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -61,9 +61,12 @@ def workload(rng: random.Random) -> dict[str, Any]:
         "watermark": rng.choice([0.0, 0.0, 0.1]),
         "async_scheduling": rng.random() < 0.3,
     }
-    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], seqs)
+    drafts = rng.choice([0, 0, 1, 3]) if not config["async_scheduling"] else 0
+    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], seqs * (1 + drafts))
+    if drafts:
+        config["drafts"], config["accepted"] = drafts, rng.randrange(drafts + 1)
     requests = []
-    for number in range(rng.randrange(6, 26)):
+    for number in range(rng.randrange(6, 22)):
         kind = rng.random()
         parent = rng.randrange(number) if number and kind < 0.25 else None
         prefix = rng.randrange(3) if parent is None and kind < 0.6 else None
@@ -147,8 +150,16 @@ class Driver:
         cache_config = CacheConfig(
             block_size=config["block_size"], enable_prefix_caching=config["enable_prefix_caching"]
         )
+        speculative_config = None
+        if "drafts" in config:
+            speculative_config = SpeculativeConfig(
+                method="ngram", num_speculative_tokens=config["drafts"], prompt_lookup_max=2
+            )
         vllm_config = VllmConfig(
-            model_config=model_config, scheduler_config=scheduler_config, cache_config=cache_config
+            model_config=model_config,
+            scheduler_config=scheduler_config,
+            cache_config=cache_config,
+            speculative_config=speculative_config,
         )
         cache_config.num_gpu_blocks = config["num_gpu_blocks"]
         spec = FullAttentionSpec(block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -196,25 +207,27 @@ class Driver:
         ids = list(output.num_scheduled_tokens)
         sampled = []
         for request_id in ids:
-            live = self.live[request_id]
-            # what had been computed before this step is in the scheduler's message to the worker
-            start = self._computed(output, request_id)
-            done = start + output.num_scheduled_tokens[request_id]
-            number = int(request_id)
-            position = done - self.requests[number]["length"]
-            known = self._known[request_id]
-            if done < known:
+            request, known = self.requests[int(request_id)], self._known[request_id]
+            if self._computed(output, request_id) + output.num_scheduled_tokens[request_id] < known:
                 sampled.append([])
                 continue
-            position = known - self.requests[number]["length"]
-            last = position + 1 >= self.requests[number]["output"]
-            token = EOS if last and self.requests[number]["stop"] else self.tokens[number][known]
-            self._known[request_id] = known + 1
-            sampled.append([token])
-            del live
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
+            # -1 is a draft that only fills the batch
+            accepted = 0 if -1 in drafts else min(len(drafts), self.config.get("accepted", 0))
+            # under asynchronous scheduling a step may run beyond the end: its token is never looked at
+            tokens = [*self.tokens[int(request_id)], 0, 0, 0, 0, 0][known : known + 1 + accepted]
+            if request["stop"] and (last := request["total"] - 1 - known) < len(tokens):
+                tokens[max(last, 0)] = EOS
+            self._known[request_id] = min(known + len(tokens), request["total"])
+            sampled.append(tokens)
         return ModelRunnerOutput(
             req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
         )
+
+    def _propose(self, output: Any) -> None:
+        """Drafts for every request that ran (EngineCore.post_step)."""
+        ids = list(output.num_scheduled_tokens)
+        self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * self.config["drafts"] for _ in ids]))
 
     def _computed(self, output: Any, request_id: str) -> int:
         for new in output.scheduled_new_reqs:
@@ -259,6 +272,8 @@ class Driver:
             if messages.scheduler_stats is not None:
                 self.queries += messages.scheduler_stats.prefix_cache_stats.queries
                 self.hits += messages.scheduler_stats.prefix_cache_stats.hits
+        if "drafts" in self.config:
+            self._propose(output)
 
     def _row(self, output: Any) -> list[int]:
         running, waiting = self.scheduler.get_request_counts()
