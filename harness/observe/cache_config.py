@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 
 def _boolean(text: str) -> bool:
     return {"True": True, "False": False}[text]
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class CacheConfig:
 
 _BY_TYPE: dict[str, Callable[[str], Any]] = {
     "int | None": int,
-    "float | None": float,
+    "float | None": _finite,
     "bool | None": _boolean,
     "str | None": str,
 }

@@ -87,7 +87,7 @@ class Counters:
     @property
     def success(self) -> float | None:
         """Finished requests, whatever the reason."""
-        return None if self.success_by_reason is None else sum(self.success_by_reason.values())
+        return None if self.success_by_reason is None else _number(sum(self.success_by_reason.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,9 @@ def read(text: str | bytes, model: str | None = None) -> Snapshot:
         via_ray=any(name.startswith("ray_vllm") for name in raw),
         engines=reader.engines(),
         process_start_time_s=_sum(samples.get(names.PROCESS_START)),
-        http_requests=_posts(samples.get(names.HTTP_REQUESTS, [])),
+        http_requests=_sums_by(
+            [s for s in samples.get(names.HTTP_REQUESTS, []) if s.labels.get("method") == "POST"], "handler"
+        ),
         cache_config=reader.cache_config(),
         **reader.gauges(),
         **reader.counters(),
@@ -254,7 +256,7 @@ class _Reader:
         }
         values |= {field: self._by_label(*how) for field, how in names.GAUGES_BY_LABEL.items()}
         return values | {
-            "kv_cache_usage": sum(shares) / len(shares) if shares else None,
+            "kv_cache_usage": _mean(shares),
             "kv_cache_usage_max": max(shares, default=None),
             "running_by_engine": self._by_engine("running"),
             "waiting_by_engine": self._by_engine("waiting"),
@@ -281,11 +283,7 @@ class _Reader:
 
     def _by_label(self, aliases: Iterable[str], label: str) -> dict[str, float] | None:
         rows = self._first(aliases)
-        if rows is None:
-            return None
-        keys = {s.labels.get(label, "") for s in rows}
-        sums = {key: _sum([s for s in rows if s.labels.get(label, "") == key]) for key in sorted(keys)}
-        return {key: value for key, value in sums.items() if value is not None} or None
+        return None if rows is None else _sums_by(rows, label)
 
 
 def _engine(sample: Sample) -> str:
@@ -297,22 +295,19 @@ def _number(value: float) -> float | None:
     """A finite number, whole ones as int; NaN and the infinities are no measurement."""
     if not math.isfinite(value):
         return None
-    return int(value) if value.is_integer() else value
+    return int(value) if abs(value) < 2**53 and value == int(value) else float(value)
 
 
 def _sum(rows: list[Sample] | None) -> float | None:
     """The sum over engines; None where there is none or one of them is no number."""
-    return _number(math.fsum(s.value for s in rows)) if rows and all(math.isfinite(s.value) for s in rows) else None
+    return _number(sum(s.value for s in rows)) if rows else None
 
 
 def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return _number(sum(values) / len(values)) if values else None
 
 
-def _posts(rows: list[Sample]) -> dict[str, float] | None:
-    posts: dict[str, float] = {}
-    for sample in rows:
-        if sample.labels.get("method") == "POST" and (value := _number(sample.value)) is not None:
-            handler = sample.labels.get("handler", "")
-            posts[handler] = posts.get(handler, 0) + value
-    return posts if rows else None
+def _sums_by(rows: list[Sample], label: str) -> dict[str, float] | None:
+    keys = {s.labels.get(label, "") for s in rows}
+    sums = {key: _sum([s for s in rows if s.labels.get(label, "") == key]) for key in sorted(keys)}
+    return {key: value for key, value in sums.items() if value is not None} or None

@@ -282,3 +282,19 @@ def test_a_live_server_with_two_engines_is_read_as_one() -> None:
     assert s.kv_cache_usage == pytest.approx(1 / 80)
     assert (s.prompt_tokens, s.generation_tokens, s.ttft_count, s.itl_count) == (120, 41, 6, 35)
     assert (s.success, s.asleep, s.version_family) == (5, False, "v1 0.12-0.32")
+
+
+def test_numbers_too_large_to_add_are_unknown_and_never_infinite() -> None:
+    """Found by fuzz_metrics.py."""
+    s = read(
+        text_of(
+            'vllm:prompt_tokens_total{engine="0",model_name="m"} 1.7e308',
+            'vllm:prompt_tokens_total{engine="1",model_name="m"} 1.7e308',
+            'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.7e308',
+            'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 1.7e308',
+            'vllm:cache_config_info{engine="0",gpu_memory_utilization="nan",kv_cache_max_concurrency="1e999"} 1',
+        )
+    )
+    assert (s.prompt_tokens, s.success) == (None, None)
+    assert s.cache_config == CacheConfig(unread=('kv_cache_max_concurrency="1e999"', 'gpu_memory_utilization="nan"'))
+    json.dumps(s.contract(), allow_nan=False)
