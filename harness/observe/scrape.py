@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.errors import HarnessError
 from harness.observe.deltas import COUNTER_FIELDS, delta
-from harness.observe.snapshot import Snapshot, read
+from harness.observe.snapshot import Snapshot, read, sharing
 from harness.wire.prom import BadMetrics
 
 if TYPE_CHECKING:
@@ -102,13 +102,20 @@ class ScrapeLoop:
         self._sink = sink
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        #: every scrape so far, in order of time
+        self._latest: Snapshot | None = None
+        #: every scrape so far, in order of time, about 2 KB each; see :meth:`forget_before`
         self.scrapes: list[Scrape] = []
 
     @property
     def errors(self) -> int:
-        """Scrapes that failed."""
+        """Scrapes that failed, of those kept."""
         return sum(scrape.error is not None for scrape in self.scrapes)
+
+    def forget_before(self, at_s: float) -> None:
+        """Let go of the scrapes of stages that are summarised; the last good one before ``at_s`` stays as a baseline."""
+        old = [i for i, scrape in enumerate(self.scrapes) if scrape.at_s < at_s and scrape.snapshot is not None]
+        if old:
+            del self.scrapes[: old[-1]]
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="scrape-loop")
@@ -146,7 +153,7 @@ class ScrapeLoop:
                 answer = await self._getter.get(self._url, timeout_s=TIMEOUT_S)
                 started_ns, ended_ns = answer.started_ns, answer.ended_ns
                 if answer.status == 200:
-                    snapshot = read(answer.body, self._model)
+                    self._latest = snapshot = sharing(self._latest, read(answer.body, self._model))
                 else:
                     error = f"HTTP {answer.status}: {_STATUS.get(answer.status, 'no metrics')}"
             except HarnessError as failure:

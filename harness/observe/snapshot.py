@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from harness.observe import names
@@ -227,6 +227,14 @@ def _model_of(samples: Samples, asked: str | None) -> tuple[str | None, tuple[st
     if asked is None and len(there) > 1:
         raise NoSuchModel("metrics of several models and none was named", f"--model one of: {', '.join(there)}")
     return asked if there and asked else (there[0] if there else None), tuple(there)
+
+
+def sharing(earlier: Snapshot | None, later: Snapshot) -> Snapshot:
+    """``later`` again, made of ``earlier``'s objects wherever both are equal: a long run keeps thousands of them."""
+    if earlier is None:
+        return later
+    same = {name: old for name in _FIELDS if (old := getattr(earlier, name)) == getattr(later, name)}
+    return replace(later, **same)
 
 
 class _Reader:

@@ -329,3 +329,28 @@ async def test_a_slow_answer_is_given_up(serve: Serve, monkeypatch: pytest.Monke
     released.set()
     assert "in time" in str(scrape.error)
     assert 0.04 < scrape.duration_s < 2.0
+
+
+async def test_scrapes_share_what_does_not_change() -> None:
+    clock = FakeClock()
+    config = 'vllm:cache_config_info{block_size="16",engine="0"} 1\n'
+    loop = loop_of(FakeServer(clock, lambda at_s: config + text(running=at_s)), clock)
+    one = await loop.scrape_now()
+    clock.ns = NS_PER_S
+    two = await loop.scrape_now()
+    assert one.snapshot is not None
+    assert two.snapshot is not None
+    assert (one.snapshot.running, two.snapshot.running) == (0, 1)
+    assert one.snapshot.cache_config is two.snapshot.cache_config is not None
+
+
+async def test_scrapes_of_summarised_stages_are_let_go_but_for_a_baseline() -> None:
+    clock = FakeClock()
+    loop = loop_of(FakeServer(clock, lambda at_s: text(running=1) if at_s != 2 else "broken"), clock)
+    for second in range(5):
+        clock.ns = second * NS_PER_S
+        await loop.scrape_now()
+    loop.forget_before(3.0)
+    assert [scrape.at_s for scrape in loop.scrapes] == [1.0, 2.0, 3.0, 4.0]
+    loop.forget_before(0.0)
+    assert len(loop.scrapes) == 4
