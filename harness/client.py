@@ -68,7 +68,7 @@ class Exchange:
 
     def stop(self, why: StreamEnd) -> None:
         """End the request from outside (stall, total time, end of stage); the connection is closed."""
-        if self._stop is None and self.end is None:
+        if self._stop is None:
             self._stop = why
             if self._deadline is not None:
                 self._deadline.reschedule(asyncio.get_running_loop().time())
@@ -171,6 +171,7 @@ class _StampedHandler(ResponseHandler):
             # aiohttp hangs up on bytes that are not HTTP; without this the hang-up would look like the server's
             self.exchange.end, self.exchange.end_ns = StreamEnd.PROTOCOL, self.exchange.last_read_ns or now_ns()
             self.exchange.message = f"the answer is not HTTP: {self._exception}"
+            self._wake(self._payload, aiohttp.ClientPayloadError(self.exchange.message))
         payload = self._payload
         if payload is not None and payload is not self._adopted:
             self._adopt(payload)
@@ -198,7 +199,15 @@ class _StampedHandler(ResponseHandler):
             )
             self.exchange.end = StreamEnd.EOF if exc is None else StreamEnd.RESET
             self.exchange.end_ns = now_ns()
+        payload = self._payload
         super().connection_lost(exc)
+        self._wake(payload, exc or ConnectionResetError("the connection was closed"))
+
+    @staticmethod
+    def _wake(payload: StreamReader | None, error: BaseException) -> None:
+        """End the wait for a body that will not end: aiohttp tells its own readers, but not whoever waits for the end."""
+        if payload is not None and not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(error)
 
 
 class _Connector(aiohttp.TCPConnector):

@@ -33,7 +33,8 @@ class MonotonicClock:
     now_ns = staticmethod(time.perf_counter_ns)
 
     async def sleep_until(self, due_ns: int) -> None:
-        while (left_ns := due_ns - time.perf_counter_ns()) > 0:
+        # a loop that sleeps is meant: uvloop's timers have a resolution of 1 ms and may wake early
+        while (left_ns := due_ns - time.perf_counter_ns()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_ns / NS_PER_S)
 
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.client import Exchange
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns
 from harness.decode import Plan, StreamDecoder, StreamEnd, error_message, failed_record
-from harness.record import Failure, Record, http_failure
+from harness.record import Failure, Outcome, Record, http_failure
+
+#: warnings of a record: the request was repeated on a fresh connection, since the reused one had gone stale
+STALE_CONNECTION = "stale_connection"
+#: everything was said, and then the connection closed before its framing was complete
+CLOSED_EARLY = "closed_early"
 
 #: decoding that may stand between two looks at the sockets; adds at most this to the lateness of a stamp
 SLICE_NS = NS_PER_MS // 2
@@ -59,6 +64,19 @@ class Flight:
 
     def record(self, run_start_ns: int) -> Record:
         """The frozen record, once the exchange has ended and everything is decoded."""
+        record = self._outcome(run_start_ns)
+        noted = self._notes(record)
+        return replace(record, warnings=record.warnings + noted) if noted else record
+
+    def _notes(self, record: Record) -> tuple[str, ...]:
+        """What the connection has to add to what the bytes say."""
+        exchange = self.exchange
+        notes: tuple[str, ...] = (STALE_CONNECTION,) if exchange.resent else ()
+        if record.outcome == Outcome.OK and exchange.end is StreamEnd.EOF and exchange.message:
+            notes += (CLOSED_EARLY,)
+        return notes
+
+    def _outcome(self, run_start_ns: int) -> Record:
         exchange = self.exchange
         end = exchange.end or StreamEnd.CLIENT
         if exchange.status is not None and exchange.status != 200:
