@@ -119,10 +119,10 @@ def resolve_deployment(
         InputError: a value that cannot be, or that vLLM refuses at start: key, value, what was expected.
         Unsupported: a combination vLLM or this model does not know.
     """
-    asked = {key: value for key, value in locals().items() if value is not None}
-    given = frozenset(
-        key for key, value in asked.items() if key not in ("architecture", "gpu") and value not in ("auto", False)
-    )
+    defaults = {"tp": 1, "pp": 1, "dp": 1, "expert_parallel": False, "weights": "auto", "kv": "auto"}
+    defaults |= {"hybrid_kv_cache_manager": True, "enforce_eager": False, "architecture": architecture}
+    given = frozenset(key for key, value in locals().items() if value is not None and value != defaults.get(key))
+    given -= {"defaults"}
     kind = _device(device, gpu)
     version_text = vllm_version or vllm_defaults.LATEST
     version = vllm_defaults.parse_version(version_text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.cli.app import main
+from harness.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,19 +1,18 @@
 """The command tree, loaded lazily: a command's module is imported when that command is called, so `plan` never pays
-for aiohttp or pandas. A command is a module ``harness.cli.<name>`` with a typer-annotated function ``command``.
+for aiohttp or pandas. A command is a module ``harness.cli.<name>`` with a typer-annotated function ``command``, or with a
+function ``run(argv)`` that parses its own options (``harness.cli.QUICK``).
 """
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from calibration.errors import CalibrationError
-from harness.errors import HarnessError
+from harness.cli.ends import guarded
 
 #: command -> what it does, in the order of the help page
 COMMANDS: dict[str, str] = {
@@ -31,6 +30,19 @@ COMMANDS: dict[str, str] = {
 }
 
 
+#: hands every argument on, --help too
+_UNPARSED: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def _passes_on(run: Callable[[list[str]], None]) -> Callable[[typer.Context], None]:
+    def command(context: typer.Context) -> None:
+        run(context.args)
+
+    # typer reads annotations by name
+    command.__annotations__ = {"context": typer.Context, "return": None}
+    return command
+
+
 class LazyGroup(TyperGroup):
     """A group that knows its commands by name and imports a command's module only to run or explain it."""
 
@@ -41,7 +53,11 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         app = typer.Typer(add_completion=False)
-        app.command(name=cmd_name, help=COMMANDS[cmd_name])(import_module(f"harness.cli.{cmd_name}").command)
+        module = import_module(f"harness.cli.{cmd_name}")
+        if hasattr(module, "run"):
+            app.command(name=cmd_name, context_settings=_UNPARSED)(_passes_on(module.run))
+        else:
+            app.command(name=cmd_name, help=COMMANDS[cmd_name])(module.command)
         return typer.main.get_command(app)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -65,21 +81,6 @@ def root() -> None:
     """vllm-harness."""
 
 
-def fail(message: str, hint: str, code: int) -> NoReturn:
-    """One clear line on stderr, a second that says what to do, and the documented exit code."""
-    sys.stderr.write(f"vllm-harness: {message}\n" + (f"  {hint}\n" if hint else ""))
-    raise SystemExit(code)
-
-
 def main() -> None:
-    """The console script: run the command, turn our errors into one line and an exit code."""
-    try:
-        app(prog_name="vllm-harness")
-    except HarnessError as error:
-        fail(error.message, error.hint, error.exit_code)
-    except CalibrationError as error:
-        fail(error.message, error.hint, 2)
-    except BrokenPipeError:
-        # the reader of our output has gone (| head): nothing is left to say, and Python must not try at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+    """Run the command, turn our errors into one line and an exit code."""
+    guarded(lambda: app(prog_name="vllm-harness"))

@@ -1,0 +1,220 @@
+"""``vllm-harness plan``: what a deployment needs and holds, before it exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction
+from typing import TYPE_CHECKING
+
+from calibration.errors import InputError
+
+if TYPE_CHECKING:
+    from calibration.plan import Plan
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+#: common setups: name -> (model, gpu, tp, weights)
+PRESETS: dict[str, tuple[str, str, int, str]] = {
+    "llama-8b-1xl40s": ("llama-3.1-8b", "l40s", 1, "auto"),
+    "llama-8b-1xh100": ("llama-3.1-8b", "h100-sxm", 1, "auto"),
+    "llama-70b-2xh100": ("llama-3.3-70b", "h100-sxm", 2, "fp8"),
+    "llama-70b-4xa100": ("llama-3.3-70b", "a100-80-sxm", 4, "auto"),
+    "qwen-72b-4xh100": ("qwen2.5-72b", "h100-sxm", 4, "auto"),
+    "mistral-24b-1xh100": ("mistral-small-24b", "h100-sxm", 1, "auto"),
+    "gpt-oss-120b-1xh100": ("gpt-oss-120b", "h100-sxm", 1, "auto"),
+    "deepseek-v3-8xh200": ("deepseek-v3", "h200-sxm", 8, "auto"),
+}
+
+#: options that are fields of the deployment by the same name
+_PASSED_ON = (
+    "device",
+    "vllm_version",
+    "pp",
+    "dp",
+    "expert_parallel",
+    "dtype",
+    "kv",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "block_size",
+    "num_gpu_blocks_override",
+    "enable_prefix_caching",
+    "hybrid_kv_cache_manager",
+    "enforce_eager",
+    "mamba_ssm_cache_dtype",
+)
+
+
+def options() -> ArgumentParser:
+    """The options of ``plan``; those of vLLM also under vLLM's names."""
+    parser = ArgumentParser(
+        prog="vllm-harness plan",
+        allow_abbrev=False,
+        description="Analytical sizing: memory, limits on users, what binds.",
+    )
+    add = parser.add_argument_group("what is served").add_argument
+    add("--model", metavar="NAME|CONFIG.json", help="a catalog name, a Hugging Face id, or a config.json")
+    add("--gpu", metavar="NAME", help="the GPU, as `vllm-harness gpus` names it")
+    add("--preset", metavar="NAME", help=f"a common setup: {', '.join(PRESETS)}")
+    add("--tp", "--tensor-parallel-size", type=int, metavar="N", help="tensor parallelism (1)")
+    add("--pp", "--pipeline-parallel-size", type=int, metavar="N", default=1, help="pipeline parallelism (1)")
+    add("--dp", "--data-parallel-size", type=int, metavar="N", default=1, help="replicas side by side (1)")
+    add("--enable-expert-parallel", dest="expert_parallel", action="store_true", help="whole experts on each rank")
+    add("--weights", metavar="FORMAT", help="bf16, fp16, fp8, int8, int4, mxfp4, nvfp4 (the checkpoint's)")
+    add("--kv", "--kv-cache-dtype", metavar="DTYPE", default="auto", help="auto, bf16, fp8, fp8_e5m2, fp8_ds_mla ...")
+    add("--dtype", metavar="DTYPE", help="activations: auto, bfloat16, float16, float32 (auto)")
+    add = parser.add_argument_group("the requests").add_argument
+    add("--context", type=int, metavar="TOKENS", help="a request in flight, prompt and output, half of each")
+    add("--prompt-tokens", type=int, metavar="TOKENS", help="mean prompt, with --output-tokens")
+    add("--output-tokens", type=int, metavar="TOKENS", help="mean output, with --prompt-tokens")
+    _add_engine(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--explain", action="store_true", help="which physics decided each number, in plain words")
+    add("--json", action="store_true", help="one JSON document on standard output and nothing else")
+    return parser
+
+
+def _add_engine(parser: ArgumentParser) -> None:
+    """vLLM's own flags; a default in words is the version's and the device's."""
+    add = parser.add_argument_group("vLLM's flags").add_argument
+    add("--max-model-len", type=int, metavar="TOKENS", help="longest request (the model's context)")
+    add("--gpu-memory-utilization", type=float, metavar="SHARE", help="share of the GPU vLLM may use")
+    add("--max-num-seqs", type=int, metavar="N", help="sequences at once")
+    add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens of one step")
+    add("--block-size", type=int, metavar="TOKENS", help="tokens of a KV block")
+    add("--num-gpu-blocks-override", type=int, metavar="BLOCKS", help="the pool given in blocks")
+    add("--kv-cache-memory", "--kv-cache-memory-bytes", metavar="BYTES", help="the pool of one GPU given: needs no GPU")
+    add("--device", metavar="cuda|cpu", help="whose defaults (cuda)")
+    add("--vllm-version", metavar="VERSION", help="whose defaults (0.32.0)")
+    add("--enable-prefix-caching", action=BooleanOptionalAction, default=None, help="on, as in vLLM")
+    add(
+        "--disable-hybrid-kv-cache-manager",
+        dest="hybrid_kv_cache_manager",
+        action="store_false",
+        help="windows are allocated like full attention",
+    )
+    add("--enforce-eager", action="store_true", help="no CUDA graphs")
+    add("--mamba-ssm-cache-dtype", metavar="DTYPE", help="recurrent states: auto, float32, bfloat16, float16 (auto)")
+
+
+def _size(text: str) -> int:
+    """'1073741824', '40GB', '1.5GiB' -> bytes.
+
+    Raises:
+        InputError: no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?", text.strip().upper())
+    if match is None:
+        raise InputError(f"kv_cache_memory = {text!r}, expected bytes, or a size such as 40GB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def _given_space(device: str | None, memory: str | None) -> tuple[int | None, str | None]:
+    """(bytes of the pool, a warning). On CPU the environment decides as it does for vLLM: VLLM_CPU_KVCACHE_SPACE, in
+    whole GiB, goes before the option (``CpuPlatform.check_and_update_config``).
+
+    Raises:
+        InputError: the variable holds no whole number, which vLLM refuses at start.
+    """
+    asked = None if memory is None else _size(memory)
+    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "") if device == "cpu" else ""
+    if not space:
+        return asked, None
+    if not space.strip().isdecimal():
+        raise InputError(f"VLLM_CPU_KVCACHE_SPACE = {space!r}, expected whole GiB: vLLM refuses to start with it")
+    size = int(space) << 30
+    ignored = asked is not None and asked != size
+    return size, "VLLM_CPU_KVCACHE_SPACE is set and goes before --kv-cache-memory, as in vLLM" if ignored else None
+
+
+def run(argv: list[str]) -> None:
+    """Parse, plan, print.
+
+    Raises:
+        InputError: a value that cannot be, or that vLLM refuses at start.
+        Unsupported: a model, format or combination that is not known.
+    """
+    from calibration.catalog import find_gpu, find_model
+    from calibration.deployment import resolve_deployment
+    from calibration.plan import make_plan, resolve_load
+
+    asked = options().parse_args(argv)
+    model, gpu, tp, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
+    memory, warning = _given_space(asked.device, asked.kv_cache_memory)
+    deployment = resolve_deployment(
+        find_model(model),
+        gpu=None if gpu is None else find_gpu(gpu),
+        tp=tp,
+        weights=weights,
+        kv_cache_memory_bytes=memory,
+        **{name: getattr(asked, name) for name in _PASSED_ON},
+    )
+    load = resolve_load(deployment.max_model_len, asked.context, asked.prompt_tokens, asked.output_tokens)
+    plan = make_plan(deployment, load)
+    extra = [warning] if warning else []
+    if asked.json:
+        _print_json(plan, extra)
+    else:
+        _print(plan, asked.explain, extra)
+
+
+def _with_preset(
+    preset: str | None, model: str | None, gpu: str | None, tp: int | None, weights: str | None
+) -> tuple[str, str | None, int, str]:
+    """Model, GPU, TP and weights: what was asked, else the preset's, else the defaults.
+
+    Raises:
+        InputError: no such preset, or no model.
+    """
+    chosen: tuple[str | None, str | None, int, str] = (None, None, 1, "auto")
+    if preset is not None:
+        if preset not in PRESETS:
+            raise InputError(f"preset = {preset!r}, expected one of {', '.join(PRESETS)}")
+        chosen = PRESETS[preset]
+    name = model or chosen[0]
+    if name is None:
+        raise InputError(
+            "model = None, expected --model NAME or CONFIG.json, or --preset", "`vllm-harness models` lists them"
+        )
+    return name, gpu or chosen[1], tp or chosen[2], weights or chosen[3]
+
+
+def _print_json(plan: Plan, extra: list[str]) -> None:
+    from json import dumps
+
+    from harness.cli.plan_view import document
+
+    content = document(plan)
+    content["warnings"] += extra
+    sys.stdout.write(dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _print(plan: Plan, explain: bool, extra: list[str]) -> None:
+    from rich.console import Console
+
+    from harness.cli.plan_view import bar, headline, sentence, tables
+
+    console = Console(highlight=False)
+    console.print(headline(plan), markup=False)
+    vram, users = tables(plan)
+    console.print("", vram, bar(plan), "", users, "", sep="\n", markup=False)
+    console.print(sentence(plan), markup=False)
+    for warning in (*plan.warnings, *extra):
+        console.print(f"note: {warning}", markup=False)
+    if explain:
+        _print_explanation(plan)
+
+
+def _print_explanation(plan: Plan) -> None:
+    from rich.console import Console
+
+    from harness.cli.plan_explain import paragraphs
+
+    console = Console(highlight=False)
+    for paragraph in paragraphs(plan):
+        console.print()
+        console.print(paragraph, markup=False)
