@@ -121,6 +121,17 @@ class Fleet:
             raise LocalFault(f"load worker {worker.number} does not share this process's monotonic clock")
 
     async def _listen(self, worker: _Worker) -> None:
+        """Hear a worker out. Whatever ends this, nobody waits for the worker any longer."""
+        try:
+            await self._hear(worker)
+            if worker.dead is None and worker.order is not None:
+                worker.dead = f"load worker {worker.number} died (exit code {await worker.process.wait()})"
+            if worker.dead is not None:
+                self._bury(worker)
+        finally:
+            worker.done.set()
+
+    async def _hear(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
         while message := await worker.process.stdout.readline():
             tag, payload = split(message)
@@ -136,13 +147,7 @@ class Fleet:
                 worker.done.set()
             elif tag is Tag.FAULT:
                 worker.dead = f"load worker {worker.number}: {orjson.loads(payload)['message']}"
-                break
-        if worker.dead is None and worker.order is not None:
-            code = await worker.process.wait()
-            worker.dead = f"load worker {worker.number} died (exit code {code})"
-        if worker.dead is not None:
-            self._bury(worker)
-        worker.done.set()
+                return
 
     def _bury(self, worker: _Worker) -> None:
         """A dead worker's users are counted failed: what they had in flight is lost, and that is ours to say."""
@@ -186,6 +191,9 @@ class Fleet:
             await asyncio.wait_for(asyncio.gather(*(worker.done.wait() for worker in busy)), bound_s)
         except TimeoutError:
             raise LocalFault("a load worker did not end its stage in time", "this machine may be overloaded") from None
+        for worker in busy:
+            if worker.listener is not None and worker.listener.done():
+                worker.listener.result()
         return self._outcome
 
     def in_flight(self) -> int:

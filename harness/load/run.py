@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from calibration.compare import KvPool, predict_wall
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns, wall_time
 from harness.errors import HarnessError, Interrupted, LocalFault, RunInvalid, UsageError
 from harness.http_get import Getter
@@ -133,7 +134,7 @@ class Run:
             profile = self._resolved(probed)
             allow_open_files(max(self._streams_of(stage) for stage in profile.stages))
             setup = await self._setup(getter, probed, profile)
-            with self._exporting():
+            with self._exporting(probed, profile):
                 self._writer = RunWriter(options.out)
                 try:
                     self._writer.write_run(self._description(probed, profile, ended=False))
@@ -186,7 +187,7 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def _exporting(self) -> Iterator[None]:
+    def _exporting(self, probed: ProbeResult, profile: Profile) -> Iterator[None]:
         if self._options.prometheus is None:
             yield
             return
@@ -194,6 +195,8 @@ class Run:
 
         address, port = self._options.prometheus
         with Exporter(address=address, port=port) as self._exporter:
+            for limit, users in predicted_users(probed, profile).items():
+                self._exporter.predicted_users(limit, users)
             yield
 
     @contextlib.asynccontextmanager
@@ -337,6 +340,8 @@ class Run:
             deltas,
             self._options.slo_ms,
         )
+        # with a request_rate, users is the cap on the requests in flight
+        summary["users"] = stage.users
         if outcome.not_sent:
             summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
         if self._scraper is not None:
@@ -398,6 +403,25 @@ class Run:
             "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
             "command": redacted(sys.argv),
         }
+
+
+def predicted_users(probed: ProbeResult, profile: Profile) -> dict[str, float]:
+    """Users at which the probed pool is full, by limit, for the lengths of the profile's first stage; empty when the
+    server does not show its pool."""
+    pool, stage = probed.pool, profile.stages[0]
+    if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
+        return {}
+    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
+    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
+    sizes = KvPool(
+        usable_blocks=pool.usable_blocks,
+        block_size=pool.block_size,
+        usable_tokens=pool.usable_tokens,
+        engines=probed.engines or 1,
+    )
+    wall = predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
+    known = {"kv_full": wall.kv_full, "kv_staggered": wall.kv_staggered, "max_num_seqs": wall.max_num_seqs}
+    return {limit: float(users) for limit, users in known.items() if users is not None}
 
 
 def load_of(stage: Stage, start_s: float) -> StageLoad:
