@@ -28,7 +28,7 @@ class Stats:
     in_flight_max: int = 0
     #: POST requests by mode, without parameters
     requests: Counter[str] = field(default_factory=Counter)
-    #: answers the client left before their end, or before this server broke them off
+    #: answers the client left before their end
     left: int = 0
     #: GET requests by path
     gets: Counter[str] = field(default_factory=Counter)
