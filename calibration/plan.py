@@ -109,7 +109,7 @@ def _warnings(memory: MemoryPlan, load: Load) -> tuple[str, ...]:
     architecture, gpu = deployment.architecture, deployment.gpu
     found = list(deployment.warnings)
     if not memory.fits:
-        found.append(f"does not fit: {memory.reason}")
+        found.append(f"vLLM would not start: {memory.reason}")
     if not load.given:
         found.append(
             f"no request length was given: {load.prompt_tokens} prompt and {load.output_tokens} output tokens are assumed"

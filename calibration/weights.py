@@ -145,4 +145,5 @@ def _absorbed_bytes(deployment: Deployment, layer: Layer) -> int:
     ``W_UV``, mla_attention.py ``process_weights_after_loading``)."""
     if layer.attention is None or layer.attention.kind != "mla":
         return 0
-    return sum(w.params * deployment.dtype_bytes // deployment.tp for w in layer.weights if w.name == "kv_b_proj")
+    quantised = [w for w in layer.weights if w.name == "kv_b_proj" and deployment.weights.bits_per_weight < 16]
+    return sum(w.params * deployment.dtype_bytes // deployment.tp for w in quantised if deployment.weights.covers(w))

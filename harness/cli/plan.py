@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction
@@ -87,7 +86,8 @@ def _add_engine(parser: ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens of one step")
     add("--block-size", type=int, metavar="TOKENS", help="tokens of a KV block")
     add("--num-gpu-blocks-override", type=int, metavar="BLOCKS", help="the pool given in blocks")
-    add("--kv-cache-memory", "--kv-cache-memory-bytes", metavar="BYTES", help="the pool of one GPU given: needs no GPU")
+    add("--kv-cache-memory", metavar="BYTES", help="the pool of one GPU given, as 40GB or 1.5GiB: needs no GPU")
+    add("--kv-cache-memory-bytes", metavar="BYTES", help="the same under vLLM's name; on CPU of any size")
     add("--device", metavar="cuda|cpu", help="whose defaults (cuda)")
     add("--vllm-version", metavar="VERSION", help="whose defaults (0.32.0)")
     add("--enable-prefix-caching", action=BooleanOptionalAction, default=None, help="on, as in vLLM")
@@ -113,22 +113,25 @@ def _size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
 
 
-def _given_space(device: str | None, memory: str | None) -> tuple[int | None, str | None]:
-    """(bytes of the pool, a warning). On CPU the environment decides as it does for vLLM: VLLM_CPU_KVCACHE_SPACE, in
-    whole GiB, goes before the option (``CpuPlatform.check_and_update_config``).
+def _pool_bytes(device: str | None, memory: str | None, memory_bytes: str | None) -> int | None:
+    """Bytes of the pool of one GPU, under either name. On CPU ``--kv-cache-memory`` stands for VLLM_CPU_KVCACHE_SPACE,
+    which takes whole GiB (``CpuPlatform.check_and_update_config``); vLLM's flag ``--kv-cache-memory-bytes`` takes any size.
 
     Raises:
-        InputError: the variable holds no whole number, which vLLM refuses at start.
+        InputError: both names, no size, or a size that vLLM refuses.
     """
-    asked = None if memory is None else _size(memory)
-    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "") if device == "cpu" else ""
-    if not space:
-        return asked, None
-    if not space.strip().isdecimal():
-        raise InputError(f"VLLM_CPU_KVCACHE_SPACE = {space!r}, expected whole GiB: vLLM refuses to start with it")
-    size = int(space) << 30
-    ignored = asked is not None and asked != size
-    return size, "VLLM_CPU_KVCACHE_SPACE is set and goes before --kv-cache-memory, as in vLLM" if ignored else None
+    if memory is not None and memory_bytes is not None:
+        raise InputError("--kv-cache-memory and --kv-cache-memory-bytes, expected one of them")
+    if memory is None:
+        return None if memory_bytes is None else _size(memory_bytes)
+    size = _size(memory)
+    if device == "cpu" and size % (1 << 30):
+        raise InputError(
+            f"kv_cache_memory = {size}: on CPU this is VLLM_CPU_KVCACHE_SPACE, which takes whole GiB; vLLM refuses to start "
+            f"with {size / (1 << 30):g}",
+            "a pool that vLLM is given by its flag --kv-cache-memory-bytes may have any size: use that name here too",
+        )
+    return size
 
 
 def run(argv: list[str]) -> None:
@@ -144,7 +147,7 @@ def run(argv: list[str]) -> None:
 
     asked = options().parse_args(argv)
     model, gpu, tp, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
-    memory, warning = _given_space(asked.device, asked.kv_cache_memory)
+    memory = _pool_bytes(asked.device, asked.kv_cache_memory, asked.kv_cache_memory_bytes)
     deployment = resolve_deployment(
         find_model(model),
         gpu=None if gpu is None else find_gpu(gpu),
@@ -155,11 +158,10 @@ def run(argv: list[str]) -> None:
     )
     load = resolve_load(deployment.max_model_len, asked.context, asked.prompt_tokens, asked.output_tokens)
     plan = make_plan(deployment, load)
-    extra = [warning] if warning else []
     if asked.json:
-        _print_json(plan, extra)
+        _print_json(plan)
     else:
-        _print(plan, asked.explain, extra)
+        _print(plan, asked.explain)
 
 
 def _with_preset(
@@ -183,17 +185,15 @@ def _with_preset(
     return name, gpu or chosen[1], tp or chosen[2], weights or chosen[3]
 
 
-def _print_json(plan: Plan, extra: list[str]) -> None:
+def _print_json(plan: Plan) -> None:
     from json import dumps
 
     from harness.cli.plan_view import document
 
-    content = document(plan)
-    content["warnings"] += extra
-    sys.stdout.write(dumps(content, indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(dumps(document(plan), indent=2, allow_nan=False) + "\n")
 
 
-def _print(plan: Plan, explain: bool, extra: list[str]) -> None:
+def _print(plan: Plan, explain: bool) -> None:
     from rich.console import Console
 
     from harness.cli.plan_view import bar, headline, sentence, tables
@@ -203,7 +203,8 @@ def _print(plan: Plan, explain: bool, extra: list[str]) -> None:
     vram, users = tables(plan)
     console.print("", vram, bar(plan), "", users, "", sep="\n", markup=False)
     console.print(sentence(plan), markup=False)
-    for warning in (*plan.warnings, *extra):
+    # the sentence has said why it does not fit
+    for warning in plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]:
         console.print(f"note: {warning}", markup=False)
     if explain:
         _print_explanation(plan)
