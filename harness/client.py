@@ -164,8 +164,9 @@ class _StampedHandler(ResponseHandler):
         exchange.sent_ns = now_ns()
 
     def data_received(self, data: bytes) -> None:
-        if self.exchange is not None:
-            self.exchange.last_read_ns = now_ns()
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.last_read_ns = now_ns()
         super().data_received(data)
         if self._exception is not None and self.exchange is not None and self.exchange.end is None:
             # aiohttp hangs up on bytes that are not HTTP; without this the hang-up would look like the server's

@@ -24,14 +24,16 @@ CLOSED_EARLY = "closed_early"
 
 #: decoding that may stand between two looks at the sockets; adds at most this to the lateness of a stamp
 SLICE_NS = NS_PER_MS // 2
-#: pause between slices while nothing presses: at most a fifth of the core goes into decoding
+#: pause between slices: at most a fifth of the core goes into decoding while nothing presses
 PAUSE_S = 0.002
+#: pause while nothing waits to be decoded
+IDLE_S = 0.01
 #: ended requests waiting above which slices follow each other without a pause
 PRESSING = 2_000
 #: bytes of a stream still in flight above which it is decoded meanwhile
 HELD_BYTES = 16_384
-#: how often stalls and long requests are looked for
-SWEEP_NS = 50 * NS_PER_MS
+#: how often stalls and long requests are looked for: a twentieth of the stall timeout, within these bounds
+SWEEP_MIN_NS, SWEEP_MAX_NS = 20 * NS_PER_MS, 500 * NS_PER_MS
 
 
 @dataclass(slots=True, eq=False)
@@ -131,9 +133,12 @@ class Hangar:
         self._run_start_ns = run_start_ns
         self._stall_ns = int(stall_timeout_s * NS_PER_S)
         self._total_ns = int(request_timeout_s * NS_PER_S)
+        self._sweep_ns = min(SWEEP_MAX_NS, max(SWEEP_MIN_NS, min(self._stall_ns, self._total_ns) // 20))
         self._on_record = on_record
         self.flying: set[Flight] = set()
         self._landed: deque[Flight] = deque()
+        #: still flying, with many bytes held
+        self._long: deque[Flight] = deque()
 
     def take_off(self, flight: Flight) -> None:
         self.flying.add(flight)
@@ -152,11 +157,12 @@ class Hangar:
         swept_ns = 0
         while True:
             now = now_ns()
-            if now - swept_ns >= SWEEP_NS:
+            if now - swept_ns >= self._sweep_ns:
                 self._sweep(now)
                 swept_ns = now
             self._slice(now_ns() + SLICE_NS)
-            await asyncio.sleep(0 if len(self._landed) > PRESSING else PAUSE_S)
+            busy = self._landed or self._long
+            await asyncio.sleep(0 if len(self._landed) > PRESSING else PAUSE_S if busy else IDLE_S)
 
     def flush(self) -> None:
         """Decode all that has landed, now."""
@@ -166,12 +172,9 @@ class Hangar:
     def _slice(self, until_ns: int) -> None:
         while self._landed and now_ns() < until_ns:
             self._finish_first(until_ns)
-        if not self._landed:
-            for flight in self.flying:
-                if flight.exchange.body_bytes > HELD_BYTES:
-                    flight.decode(until_ns)
-                    if now_ns() >= until_ns:
-                        return
+        while self._long and now_ns() < until_ns:
+            if self._long[0].decode(until_ns):
+                self._long.popleft()
 
     def _finish_first(self, until_ns: int | None) -> None:
         flight = self._landed[0]
@@ -182,6 +185,7 @@ class Hangar:
         self._on_record(flight, flight.record(self._run_start_ns))
 
     def _sweep(self, now: int) -> None:
+        self._long.clear()
         for flight in list(self.flying):
             exchange = flight.exchange
             if exchange.sent_ns is None:
@@ -190,11 +194,13 @@ class Hangar:
                 exchange.stop(StreamEnd.TIMEOUT)
             elif now - max(exchange.sent_ns, exchange.last_read_ns or 0) > self._stall_ns:
                 exchange.stop(StreamEnd.STALLED)
-            elif exchange.arrivals and now - self._last_content_ns(flight) > self._stall_ns:
+            elif exchange.status == 200 and now - self._last_content_ns(flight) > self._stall_ns:
                 # bytes came, but were they content? Comments and empty deltas do not keep a stream alive
                 flight.decode()
                 if now - self._last_content_ns(flight) > self._stall_ns:
                     exchange.stop(StreamEnd.STALLED)
+            elif exchange.body_bytes > HELD_BYTES and exchange.status == 200:
+                self._long.append(flight)
 
     @staticmethod
     def _last_content_ns(flight: Flight) -> int:
