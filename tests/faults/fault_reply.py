@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fault_answers import Script
 
@@ -44,8 +45,7 @@ class Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
         self.server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,8 +196,9 @@ class Reply:
     def reset(self) -> None:
         """RST; what was written and not sent is lost."""
         self._connection.ended_by_us = True
-        sock = self._connection.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # uvloop's own socket object sets no options; a second handle on the same connection does
+        with socket.socket(fileno=os.dup(self._connection.transport.get_extra_info("socket").fileno())) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.transport.abort()
 
     def close_when_idle(self, after_s: float) -> None:
