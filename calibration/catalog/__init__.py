@@ -58,6 +58,8 @@ def _names(file: str) -> dict[str, str]:
         for line in re.findall(r"^  (?:hf_id|aliases|title): (.*)$", text, re.MULTILINE):
             for word in line.strip("[]").split(","):
                 found.setdefault(word.strip().strip('"').lower(), name)
+        for variant in re.findall(r"^    ([\w.-]+/[\w.-]+): \{", text, re.MULTILINE):
+            found.setdefault(variant.lower(), name)
     return found
 
 
@@ -98,9 +100,15 @@ def _beside(table: Mapping[str, int] | None) -> tuple[Weight, ...]:
     )
 
 
+def _as_variant(config: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The configuration with another checkpoint's ``quantization_config``."""
+    return config if quantization is None else {**config, "quantization_config": quantization}
+
+
 @cache
 def model_entry(name: str) -> ModelEntry:
-    """The catalog's entry for a name, a Hugging Face id or an alias, in any case.
+    """The catalog's entry for a name, a Hugging Face id or an alias, in any case; a variant's id gives the entry with
+    that checkpoint's weight format.
 
     Raises:
         InputError: none of them; names what comes near.
@@ -108,7 +116,8 @@ def model_entry(name: str) -> ModelEntry:
     key = _resolve("models.yaml", "model", name)
     entry = _parse("models.yaml", key)
     sources = tuple(str(source) for source in entry["source"])
-    shape = read_config(entry["config"], f"catalog entry {key}")
+    variants = {variant.lower(): content for variant, content in entry.get("variants", {}).items()}
+    shape = read_config(_as_variant(entry["config"], variants.get(name.strip().lower())), f"catalog entry {key}")
     extra = _beside(entry.get("beside_the_text_model"))
     architecture = replace(
         shape,

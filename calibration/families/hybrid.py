@@ -112,13 +112,16 @@ def granite_hybrid(config: HfConfig, tied: bool) -> Shape:
     return repeat(layers, lambda i: layer(kinds[i])), outside(config, tied)
 
 
-def _mixer(config: HfConfig, hidden: int, state: State, norm: bool = True) -> parts.Weights:
+def _mixer(
+    config: HfConfig, hidden: int, state: State, norm: bool = True, out_bias: bool | None = None
+) -> parts.Weights:
     return parts.mamba2_mixer(
         hidden,
         state,
         bias=config.flag("mamba_proj_bias", False),
         conv_bias=config.flag("mamba_conv_bias", True),
         norm=norm,
+        out_bias=out_bias,
     )
 
 
@@ -154,7 +157,13 @@ def falcon_h1(config: HfConfig, tied: bool) -> Shape:
         else config.integer("mamba_expand", 2) * hidden
     )
     state = _mamba_d_keys(config, channels)
-    mixer = _mixer(config, hidden, state, norm=config.flag("mamba_rms_norm", False))
+    mixer = _mixer(
+        config,
+        hidden,
+        state,
+        norm=config.flag("mamba_rms_norm", False),
+        out_bias=config.flag("projectors_bias", False),
+    )
     bias = config.flag("attention_bias", False)
     layer = Layer(
         shape,

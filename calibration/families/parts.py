@@ -115,9 +115,11 @@ def shared_expert(hidden: int, width: int, *, gated: bool = True, gate: bool = F
     return (*mlp(hidden, width, gated=gated, role="shared_expert"), *gates)
 
 
-def mamba2_mixer(hidden: int, state: State, *, bias: bool, conv_bias: bool, norm: bool) -> Weights:
+def mamba2_mixer(
+    hidden: int, state: State, *, bias: bool, conv_bias: bool, norm: bool, out_bias: bool | None = None
+) -> Weights:
     """A Mamba-2 mixer: one projection to gate, x, B, C and dt, a convolution over x, B and C, per-head A, D and dt
-    bias, a gated norm, and the projection back."""
+    bias, a gated norm, and the projection back (whose bias is the first one's, unless told)."""
     groups = 2 * state.groups * state.state_size
     conv = state.channels + groups
     projected = state.channels + conv + state.heads
@@ -129,7 +131,7 @@ def mamba2_mixer(hidden: int, state: State, *, bias: bool, conv_bias: bool, norm
         vector("a_d_dt_bias", 3 * state.heads, "mixer", "tp"),
         *((vector("mixer_norm", state.channels, "mixer", "tp"),) if norm else ()),
         Weight("out_proj", hidden, state.channels, "mixer", "tp"),
-        *((vector("out_proj_bias", hidden, "mixer"),) if bias else ()),
+        *((vector("out_proj_bias", hidden, "mixer"),) if (bias if out_bias is None else out_bias) else ()),
     )
 
 
