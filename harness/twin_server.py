@@ -32,6 +32,7 @@ from calibration.twin.sequence import Sequence
 from harness import clock
 from harness.twin_api import Ask, Chunks, Endpoint, Refusal, read_ask, whole_answer
 from harness.twin_http import STREAM_HEAD, Connection, Request, response
+from harness.twin_live import LiveEngine
 from harness.twin_metrics import CONTENT_TYPE, LATENESS_BUCKETS_S, Scrape, render
 from harness.twin_text import WORDS, chat_tokens, pieces, tokenize
 
@@ -100,62 +101,8 @@ class Stream:
         return self.chunks.ids(0, count)
 
 
-class LiveEngine:
-    """One engine on the real clock: woken at its due times, it hands outputs on.
-
-    Args:
-        engine: advanced here and nowhere else.
-        now_s: engine seconds now.
-        time_scale: engine seconds in a real second.
-        deliver: takes an output, at or after its ``at_s``.
-    """
-
-    def __init__(
-        self, engine: Engine, now_s: Callable[[], float], time_scale: float, deliver: Callable[[Output], None]
-    ) -> None:
-        self.engine = engine
-        self._now_s = now_s
-        self._time_scale = time_scale
-        self._deliver = deliver
-        self._timer: asyncio.TimerHandle | None = None
-
-    def submit(self, seq: Sequence) -> None:
-        """A request arrives now; an idle engine wakes when all that came with it has been read."""
-        self.engine.add(seq, self._catch_up())
-        self._arm()
-
-    def abort(self, seq: Sequence) -> None:
-        self.engine.abort(seq, self._catch_up())
-        self._arm()
-
-    def _catch_up(self) -> float:
-        """End every step that is due; engine seconds now. What arrives now comes after them."""
-        now_s = self._now_s()
-        while self.engine.due_s is not None and not self.engine.waking and self.engine.due_s <= now_s:
-            if (output := self.engine.advance(self.engine.due_s)) is not None:
-                self._deliver(output)
-            now_s = self._now_s()
-        return now_s
-
-    def _wake(self) -> None:
-        self._timer = None
-        if self.engine.waking:
-            self.engine.advance(self._now_s())
-        self._catch_up()
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._timer is None and self.engine.due_s is not None:
-            left_s = (self.engine.due_s - self._now_s()) / self._time_scale
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._wake)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 class TwinServer:
-    """Answers requests. See :func:`serve` for the way to run it."""
+    """Answers requests. Made inside a running event loop; see :func:`serve` for the way to run it."""
 
     def __init__(self, config: TwinConfig) -> None:
         self.config = config
@@ -165,8 +112,9 @@ class TwinServer:
         self._created_s = clock.wall_time().timestamp()
         self._rng = random.Random(f"{config.seed}/answers")
         self._requests = 0
+        call_later = asyncio.get_running_loop().call_later
         self.engines = [
-            LiveEngine(self._engine(rank), self._now_s, config.time_scale, self._deliver)
+            LiveEngine(self._engine(rank), self._now_s, config.time_scale, self._deliver, call_later)
             for rank in range(config.data_parallel_size)
         ]
         self._router = Router([live.engine for live in self.engines])

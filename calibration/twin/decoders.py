@@ -65,6 +65,10 @@ class Decoders(Protocol):
         """Those that get their last token in ``step``, in running order, as the scheduler can know beforehand."""
         ...
 
+    def ends_in(self, step: int) -> bool:
+        """Whether one of them is known to end in ``step``."""
+        ...
+
     def members(self) -> list[Sequence]:
         """All of them, in order of joining."""
         ...
@@ -159,6 +163,9 @@ class LockStep:
     def foreseen(self, step: int) -> list[Sequence]:
         ends = self._ends.pop(step, None)
         return sorted(ends, key=_order) if ends else []
+
+    def ends_in(self, step: int) -> bool:
+        return bool(self._ends.get(step))
 
     def members(self) -> list[Sequence]:
         return list(self._base)
@@ -271,6 +278,9 @@ class Speculative:
     def foreseen(self, step: int) -> list[Sequence]:
         ends, self._ends = self._ends, []
         return sorted(ends, key=_order)
+
+    def ends_in(self, step: int) -> bool:
+        return bool(self._ends)
 
     def members(self) -> list[Sequence]:
         return list(self._seqs)

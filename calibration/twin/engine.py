@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from calibration.errors import InputError
 from calibration.steptime import StepModel
@@ -34,12 +34,27 @@ class Output:
 
     at_s: float
     step: Step
-    started: list[Sequence] = field(default_factory=list)
-    resumed: list[Sequence] = field(default_factory=list)
     decoded: list[Sequence] | None = None
     tokens: dict[Sequence, int] | None = None
-    finished: list[Sequence] = field(default_factory=list)
-    generated_tokens: int = 0
+    started: tuple[Sequence, ...] = ()
+    resumed: tuple[Sequence, ...] = ()
+    finished: tuple[Sequence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps in a row in which the same sequences decoded and nothing else happened.
+
+    Attributes:
+        began_s, ends_s: beginning of the first step, and the end of each.
+        usages: KV usage at each end.
+        decode_seqs: sequences that decoded in each.
+    """
+
+    began_s: float
+    ends_s: list[float]
+    usages: list[float]
+    decode_seqs: int
 
 
 class Engine:
@@ -132,7 +147,8 @@ class Engine:
         if self._running is not None:
             output = self._finish(self._running, now_s)
             self._running, self._ahead = self._ahead, None
-        self._read_inbox(now_s)
+        if self._inbox:
+            self._read_inbox(now_s)
         if self._running is None:
             self._running = self._schedule(None, now_s)
         if self._running is None:
@@ -143,6 +159,39 @@ class Engine:
         if self.config.async_scheduling:
             self._ahead = self._schedule(self._running, now_s)
         return output
+
+    def skip(self, limit_s: float) -> Stretch | None:
+        """End every step due by ``limit_s`` as long as each is like the one before; None where the first is not.
+
+        What :meth:`advance` would do one by one, for runs of steps in which nobody comes, ends or is short of blocks.
+        """
+        step, scheduler, due_s = self._running, self.scheduler, self.due_s
+        if step is None or due_s is None or self._inbox or not scheduler.repeats(step):
+            return None
+        stretch = Stretch(max(self._last_end_s, step.start_s), [], [], step.decode_seqs)
+        observe = self.counters.inter_token_latency.observe
+        while due_s <= limit_s:
+            usage = scheduler.pool.usage
+            if not scheduler.repeat(step):
+                break
+            stretch.ends_s.append(due_s)
+            stretch.usages.append(usage)
+            observe(due_s - self._last_end_s, step.decode_seqs)
+            self._last_end_s = step.start_s = due_s
+            due_s += self._duration_s(step)
+        if not stretch.ends_s:
+            return None
+        self.due_s = due_s
+        self._count_stretch(stretch)
+        return stretch
+
+    def _count_stretch(self, stretch: Stretch) -> None:
+        steps = len(stretch.ends_s)
+        self.counters.steps += steps
+        self.counters.generation_tokens += steps * stretch.decode_seqs
+        self.counters.iteration_tokens.observe(stretch.decode_seqs, steps)
+        self._set_gauges()
+        self.counters.kv_cache_usage = stretch.usages[-1]
 
     def _schedule(self, foreseen: Step | None, now_s: float) -> Step | None:
         step = self.scheduler.schedule(foreseen)
@@ -168,45 +217,52 @@ class Engine:
     # ------------------------------------------------------------------ the end of a step
 
     def _finish(self, step: Step, now_s: float) -> Output:
-        output = Output(now_s, step, decoded=step.members, tokens=step.tokens)
-        output.finished = self.scheduler.update(step, self._ahead)
-        computed_prompt_tokens = self._count_completed(step, output, now_s)
-        self._count_decoded(step, output, now_s)
-        if output.generated_tokens:
-            self.counters.generation_tokens += output.generated_tokens
-            self.counters.iteration_tokens.observe(computed_prompt_tokens + output.generated_tokens)
-        for seq in output.finished:
-            seq.last_token_s = seq.finished_s = now_s
-            self.counters.count_finished(seq)
+        counters = self.counters
+        output = Output(now_s, step, step.members, step.tokens)
+        finished = self.scheduler.update(step, self._ahead)
+        decoded = step.decode_seqs - step.dropped
+        computed_prompt_tokens = 0
+        if step.completed:
+            decoded += len(step.completed)
+            computed_prompt_tokens = self._count_completed(step, output, finished, now_s)
+            decoded -= len(output.started) + len(output.resumed)
+        if decoded:
+            counters.inter_token_latency.observe(now_s - self._last_end_s, decoded)
+        generated = len(output.started) + len(output.resumed)
+        generated += decoded if step.tokens is None else sum(step.tokens.values())
+        if generated:
+            counters.generation_tokens += generated
+            counters.iteration_tokens.observe(computed_prompt_tokens + generated)
+        if finished:
+            self._count_finished(finished, now_s)
+            output.finished = tuple(finished)
         self._last_end_s = now_s
-        self.counters.steps += 1
+        counters.steps += 1
         self._set_gauges()
         return output
 
-    def _count_completed(self, step: Step, output: Output, now_s: float) -> int:
+    def _count_completed(self, step: Step, output: Output, finished: list[Sequence], now_s: float) -> int:
+        """Sequences whose prefill ended; the computed prompt tokens of those that put out their first token."""
         computed = 0
         for seq in step.completed:
-            if seq.ended and seq not in output.finished:
+            if seq.ended and seq not in finished:
                 continue
             self.counters.count_preemptions(seq)
             if seq.first_token_s is None:
                 seq.first_token_s = seq.last_token_s = now_s
                 computed += self.counters.count_first_output(seq, now_s)
-                output.started.append(seq)
+                output.started += (seq,)
             else:
                 assert seq.last_token_s is not None
                 self.counters.inter_token_latency.observe(now_s - seq.last_token_s)
-                output.resumed.append(seq)
-            output.generated_tokens += 1
+                output.resumed += (seq,)
         return computed
 
-    def _count_decoded(self, step: Step, output: Output, now_s: float) -> None:
-        decoded = step.decode_seqs + len(step.completed) - step.dropped - len(output.started) - len(output.resumed)
-        if decoded > 0:
-            self.counters.inter_token_latency.observe(now_s - self._last_end_s, decoded)
-            output.generated_tokens += decoded if step.tokens is None else sum(step.tokens.values())
-        if isinstance(self.scheduler.decoders, Speculative):
-            self._count_drafts(self.scheduler.decoders)
+    def _count_finished(self, finished: list[Sequence], now_s: float) -> None:
+        for seq in finished:
+            seq.last_token_s = seq.finished_s = now_s
+            self.counters.count_preemptions(seq)
+            self.counters.count_finished(seq)
 
     def _count_drafts(self, decoders: Speculative) -> None:
         self.counters.spec_decode_num_drafts = decoders.drafts
@@ -220,3 +276,5 @@ class Engine:
         counters.kv_cache_usage = scheduler.pool.usage
         counters.prefix_cache_queries = scheduler.prefix_queries
         counters.prefix_cache_hits = scheduler.prefix_hits
+        if isinstance(scheduler.decoders, Speculative):
+            self._count_drafts(scheduler.decoders)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Engines
 
-from calibration.twin.engine import Engine, Output
+from calibration.twin.engine import Engine, Output, Stretch
 from calibration.twin.sequence import Sequence
 
 Action = Callable[[float], None]
@@ -24,12 +24,20 @@ class Kernel:
     Args:
         engines: driven here and nowhere else.
         deliver: takes every output at its time, with the index of its engine.
+        skip: takes runs of steps in which nothing happens but that the same sequences decode; without it they come one
+            by one as outputs.
     """
 
-    def __init__(self, engines: Engines[Engine], deliver: Callable[[int, Output], None]) -> None:
+    def __init__(
+        self,
+        engines: Engines[Engine],
+        deliver: Callable[[int, Output], None],
+        skip: Callable[[int, Stretch], None] | None = None,
+    ) -> None:
         self.engines = engines
         self.now_s = 0.0
         self._deliver = deliver
+        self._skip = skip
         self._events: list[tuple[float, int, Action]] = []
         self._numbered = 0
 
@@ -48,31 +56,34 @@ class Kernel:
 
     def run(self, until_s: float = math.inf) -> None:
         """Let time pass up to and including ``until_s``, or until nothing is left to happen."""
+        events, engines = self._events, self.engines
         while True:
-            index, due_s = self._next_engine()
-            event_s = self._events[0][0] if self._events else math.inf
-            if min(due_s, event_s) > until_s or min(due_s, event_s) == math.inf:
+            index = self._first_due() if len(engines) > 1 else 0
+            engine = engines[index]
+            due_s = math.inf if engine.due_s is None else engine.due_s
+            event_s = events[0][0] if events else math.inf
+            next_s = due_s if due_s < event_s else event_s
+            if next_s > until_s or next_s == math.inf:
                 break
-            if due_s < event_s or (due_s == event_s and not self.engines[index].waking):
-                self.now_s = due_s
-                self._advance(index)
+            self.now_s = max(self.now_s, next_s)
+            if due_s < event_s or (due_s == event_s and not engine.waking):
+                if self._skip is not None and (stretch := engine.skip(min(event_s, until_s))) is not None:
+                    self._skip(index, stretch)
+                    continue
+                output = engine.advance(next_s)
+                if output is not None:
+                    self._deliver(index, output)
             else:
-                self.now_s, _, action = heapq.heappop(self._events)
-                action(self.now_s)
+                heapq.heappop(events)[2](next_s)
         if until_s < math.inf:
             self.now_s = until_s
 
-    def _next_engine(self) -> tuple[int, float]:
-        """The engine due first, one with a step under way before one that wakes; (0, inf) for none."""
+    def _first_due(self) -> int:
+        """The engine due first, one with a step under way before one that wakes."""
         best, best_s = 0, math.inf
         for index, engine in enumerate(self.engines):
             if (due_s := engine.due_s) is None:
                 continue
             if due_s < best_s or (due_s == best_s and self.engines[best].waking and not engine.waking):
                 best, best_s = index, due_s
-        return best, best_s
-
-    def _advance(self, index: int) -> None:
-        output = self.engines[index].advance(self.now_s)
-        if output is not None:
-            self._deliver(index, output)
+        return best

@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from typing import Protocol
 
 from calibration.twin.sequence import Sequence
 
 
-class WaitingQueue:
-    """Who waits. ``put_back`` is for preempted requests."""
+class WaitingQueue(Protocol):
+    """The requests not admitted yet. ``put_back`` is for preempted ones."""
 
-    def add(self, seq: Sequence) -> None:
-        raise NotImplementedError
+    def add(self, seq: Sequence) -> None: ...
 
-    def put_back(self, seq: Sequence) -> None:
-        raise NotImplementedError
+    def put_back(self, seq: Sequence) -> None: ...
 
-    def head(self) -> Sequence:
-        raise NotImplementedError
+    def head(self) -> Sequence: ...
 
-    def pop(self) -> Sequence:
-        raise NotImplementedError
+    def take(self) -> Sequence: ...
 
-    def remove(self, seq: Sequence) -> None:
-        raise NotImplementedError
+    def remove(self, seq: Sequence) -> None: ...
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    def __len__(self) -> int: ...
 
 
-class FcfsQueue(WaitingQueue):
+class FcfsQueue(deque[Sequence]):
     """First come, first served; the preempted wait at the head."""
 
-    def __init__(self) -> None:
-        self._seqs: deque[Sequence] = deque()
-
-    def add(self, seq: Sequence) -> None:
-        self._seqs.append(seq)
-
-    def put_back(self, seq: Sequence) -> None:
-        self._seqs.appendleft(seq)
+    add = deque.append
+    put_back = deque.appendleft
+    take = deque.popleft
 
     def head(self) -> Sequence:
-        return self._seqs[0]
-
-    def pop(self) -> Sequence:
-        return self._seqs.popleft()
-
-    def remove(self, seq: Sequence) -> None:
-        self._seqs.remove(seq)
-
-    def __len__(self) -> int:
-        return len(self._seqs)
+        return self[0]
 
 
-class PriorityQueue(WaitingQueue):
+class PriorityQueue:
     """Smallest (priority, arrival) first; a preempted request takes the place these give it."""
 
     def __init__(self) -> None:
@@ -71,7 +52,7 @@ class PriorityQueue(WaitingQueue):
     def head(self) -> Sequence:
         return self._heap[0][3]
 
-    def pop(self) -> Sequence:
+    def take(self) -> Sequence:
         return heapq.heappop(self._heap)[3]
 
     def remove(self, seq: Sequence) -> None:

@@ -15,7 +15,7 @@ Rules of vLLM 0.32.0 ``v1/core/sched/scheduler.py``, ``Scheduler.schedule`` and 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from calibration.twin.blocks import NO_HIT, BlockPool, Hit
 from calibration.twin.config import EngineConfig
@@ -37,19 +37,19 @@ class Step:
     #: prompt (and recomputed) tokens computed
     prefill_tokens: int = 0
     #: sequences taken from the waiting queue, and those whose prefill ends here: they put out a token
-    admitted: list[Sequence] = field(default_factory=list)
-    completed: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+    admitted: tuple[Sequence, ...] = ()
+    completed: tuple[Sequence, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
     #: those of the preempted that were decoding
-    interrupted: list[Sequence] = field(default_factory=list)
+    interrupted: tuple[Sequence, ...] = ()
     #: decoding ones that sit the step out (policy priority), and the KV tokens resident for each
-    held: list[tuple[Sequence, int]] = field(default_factory=list)
+    held: tuple[tuple[Sequence, int], ...] = ()
     #: tokens put out by each decoding sequence; None where each puts out one
     tokens: dict[Sequence, int] | None = None
     #: those that decode, where the engine was asked to keep them
     members: list[Sequence] | None = None
     #: ends that were known before the step ran (asynchronous scheduling)
-    ending: list[Sequence] = field(default_factory=list)
+    ending: tuple[Sequence, ...] = ()
     #: tokens of the budget taken by decoding, drafts included, and by empty drafts beside a prompt's last token
     decode_tokens: int = 0
     padding: int = 0
@@ -87,6 +87,7 @@ class Scheduler:
         speculation = config.speculation
         self._tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation is not None else 0)
         self._lookahead_tokens = speculation.lookahead_tokens if speculation is not None else 0
+        self._block_size = config.block_size
         self._steps = 0
         self._admissions = 0
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
@@ -111,17 +112,46 @@ class Scheduler:
         step = Step(self._steps + 1)
         self._schedule_decoders(step)
         budget = self.config.max_num_batched_tokens - self.decoders.tokens
-        if not step.held:
+        if self._prefilling and not step.held:
             budget = self._schedule_prefilling(step, budget)
         self._count_decoders(step)
         step.tokens = self.decoders.advance(step.index)
-        if not step.preempted:
+        if self.waiting and not step.preempted:
             self._admit(step, budget)
-        if not step.scheduled_tokens and not step.preempted:
+        if not step.decode_tokens and not step.prefill_tokens and not step.preempted:
             return None
         self._steps = step.index
-        self._join_decoders(step)
+        for seq in step.completed:
+            self.decoders.add(seq, step.index)
         return step
+
+    def repeats(self, step: Step) -> bool:
+        """Whether all that can happen after ``step``, which runs, is that the same sequences decode again."""
+        return (
+            not step.prefill_tokens
+            and not step.dropped
+            and not step.held
+            and (not self.waiting or len(self.running) >= self.config.max_num_seqs)
+            and not self._keep_members
+            and not self.config.async_scheduling
+            and self.config.speculation is None
+        )
+
+    def repeat(self, step: Step) -> bool:
+        """Make ``step``, which :meth:`repeats`, the one that follows it; False, and no change, where one would end or
+        blocks are short."""
+        decoders = self.decoders
+        growth = decoders.growth()
+        if decoders.ends_in(step.index) or growth > self.pool.free:
+            return False
+        if growth:
+            self.pool.take(growth)
+            decoders.grow()
+        step.kv_tokens = decoders.kv_tokens
+        step.index += 1
+        self._steps = step.index
+        decoders.advance(step.index)
+        return True
 
     def _schedule_decoders(self, step: Step) -> None:
         growth = self.decoders.growth()
@@ -135,7 +165,9 @@ class Scheduler:
     def _count_decoders(self, step: Step) -> None:
         step.decode_seqs = len(self.decoders) - len(step.held)
         step.decode_tokens = self.decoders.tokens
-        step.kv_tokens = self.decoders.kv_tokens - sum(tokens for _, tokens in step.held)
+        step.kv_tokens = self.decoders.kv_tokens
+        if step.held:
+            step.kv_tokens -= sum(tokens for _, tokens in step.held)
         if self._keep_members:
             held = {seq for seq, _ in step.held}
             step.members = [seq for seq in self.decoders.members() if seq not in held]
@@ -147,7 +179,7 @@ class Scheduler:
         """
         for seq, blocks in self.decoders.growing():
             if seq.decoding and not self._grow_or_preempt(seq, blocks, step):
-                step.held = self.decoders.hold(seq)
+                step.held = tuple(self.decoders.hold(seq))
                 return
 
     def _grow(self, seq: Sequence, blocks: int) -> None:
@@ -170,7 +202,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, step: Step) -> None:
         if seq.decoding:
-            step.interrupted.append(seq)
+            step.interrupted += (seq,)
             self.decoders.drop(seq)
             if self.config.speculation is None:
                 seq.outputs = seq.output_tokens - (seq.finish_step - (step.index - 1))
@@ -179,7 +211,7 @@ class Scheduler:
         seq.status = Status.PREEMPTED
         seq.preemptions += 1
         seq.uncounted_preemptions += 1
-        step.preempted.append(seq)
+        step.preempted += (seq,)
         self.waiting.put_back(seq)
 
     def _let_go(self, seq: Sequence) -> None:
@@ -198,18 +230,14 @@ class Scheduler:
         return budget
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.config.block_size)
+        return -(-tokens // self._block_size)
 
     def _compute(self, seq: Sequence, chunk: int, step: Step) -> None:
         seq.computed += chunk
         step.prefill_tokens += chunk
         if seq.computed == seq.tokens:
             self._prefilling.pop(seq, None)
-            step.completed.append(seq)
-
-    def _join_decoders(self, step: Step) -> None:
-        for seq in step.completed:
-            self.decoders.add(seq, step.index)
+            step.completed += (seq,)
 
     # ------------------------------------------------------------------ admission
 
@@ -227,10 +255,10 @@ class Scheduler:
             blocks = self._blocks_for(self._slots(cached + chunk + padding))
             if not self._fits(seq, hit, blocks):
                 break
-            self.waiting.pop()
+            self.waiting.take()
             self._start(seq, hit, cached)
             self._grow(seq, blocks - hit.blocks)
-            step.admitted.append(seq)
+            step.admitted += (seq,)
             if padding:
                 step.padding += padding
                 self.decoders.count_rejected(padding)
@@ -283,7 +311,7 @@ class Scheduler:
 
     def _set_aside_ends(self, running: Step) -> None:
         if self.config.speculation is None:
-            running.ending = self.decoders.foreseen(running.index)
+            running.ending = tuple(self.decoders.foreseen(running.index))
             for seq in running.ending:
                 if seq.finish_reason == "length":
                     self.decoders.drop(seq)
@@ -295,8 +323,8 @@ class Scheduler:
             ahead: the step scheduled meanwhile, under asynchronous scheduling.
         """
         if not self.config.async_scheduling or self.config.speculation is not None:
-            step.ending = self.decoders.foreseen(step.index)
-        ended = [seq for seq in step.ending if not seq.ended]
+            step.ending = tuple(self.decoders.foreseen(step.index))
+        ended = [seq for seq in step.ending if not seq.ended] if step.ending else []
         for seq in ended:
             if seq.decoding:
                 self._drop_from(seq, ahead)

@@ -7,7 +7,6 @@ sends at times set before. Nothing here is random but what the caller's requests
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.trace import Floats, Ints, RequestTrace
-from calibration.twin.engine import Engine, Output
+from calibration.twin.engine import Engine, Output, Stretch
 from calibration.twin.kernel import Kernel
 from calibration.twin.routing import Router
 from calibration.twin.sequence import Sequence, Status
@@ -79,39 +78,49 @@ class _Recorder:
     """Collects the steps of one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._floats = [array("d") for _ in range(3)]
-        self._ints = [array("q") for _ in range(6)]
+        self._counters = engine.counters
+        self._rows: list[tuple[float, ...]] = []
+        self._end_s = 0.0
         self._preemptions = 0
-        self._began_s = 0.0
 
     def add(self, output: Output) -> None:
-        step, counters = output.step, self._engine.counters
-        ends, lengths, usage = self._floats
-        lengths.append(output.at_s - (max(ends[-1], step.start_s) if ends else step.start_s))
-        ends.append(output.at_s)
-        usage.append(counters.kv_cache_usage)
+        step, counters = output.step, self._counters
         self._preemptions += len(step.preempted)
-        row = (
-            step.decode_seqs,
-            step.prefill_tokens,
-            counters.num_requests_running,
-            counters.num_requests_waiting,
-            self._preemptions,
-            counters.generation_tokens,
+        began_s = step.start_s if step.start_s > self._end_s else self._end_s
+        self._end_s = output.at_s
+        self._rows.append(
+            (
+                output.at_s,
+                output.at_s - began_s,
+                counters.kv_cache_usage,
+                step.decode_seqs,
+                step.prefill_tokens,
+                counters.num_requests_running,
+                counters.num_requests_waiting,
+                self._preemptions,
+                counters.generation_tokens,
+            )
         )
-        for column, value in zip(self._ints, row, strict=True):
-            column.append(value)
+
+    def add_stretch(self, stretch: Stretch) -> None:
+        counters, began_s = self._counters, stretch.began_s
+        state = (counters.num_requests_running, counters.num_requests_waiting, self._preemptions)
+        generated = counters.generation_tokens - len(stretch.ends_s) * stretch.decode_seqs
+        for end_s, usage in zip(stretch.ends_s, stretch.usages, strict=True):
+            generated += stretch.decode_seqs
+            self._rows.append((end_s, end_s - began_s, usage, stretch.decode_seqs, 0, *state, generated))
+            began_s = end_s
+        self._end_s = began_s
 
     def series(self, index: int) -> StepSeries:
-        ends, lengths, usage = (np.frombuffer(column, dtype=np.float64) for column in self._floats)
-        decode, prefill, running, waiting, preemptions, generated = (
-            np.frombuffer(column, dtype=np.int64) for column in self._ints
-        )
+        columns = np.array(self._rows, dtype=np.float64).reshape(-1, 9).T
+        end_s, length_s, usage = columns[:3]
+        # whole numbers, exact in a float up to 2**53
+        decode, prefill, running, waiting, preemptions, generated = columns[3:].astype(np.int64)
         return StepSeries(
             engine=index,
-            end_s=ends,
-            length_s=lengths,
+            end_s=end_s,
+            length_s=length_s,
             decode_seqs=decode,
             prefill_tokens=prefill,
             running=running,
@@ -134,7 +143,7 @@ class _Load:
     """What open and closed loops share: requests on their way, and the trace of them."""
 
     def __init__(self, engines: Many[Engine], make: MakeRequest, overhead_s: float) -> None:
-        self.kernel = Kernel(engines, self._take)
+        self.kernel = Kernel(engines, self._take, self._take_stretch)
         self._recorders = [_Recorder(engine) for engine in engines]
         self._router = Router(engines)
         self._make = make
@@ -160,6 +169,9 @@ class _Load:
         self._recorders[index].add(output)
         for seq in output.finished:
             self.finished(seq.payload, output.at_s)
+
+    def _take_stretch(self, index: int, stretch: Stretch) -> None:
+        self._recorders[index].add_stretch(stretch)
 
     def finished(self, sent: _Sent, now_s: float) -> None:
         """A request had its last token."""
