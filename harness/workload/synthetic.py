@@ -171,7 +171,8 @@ def numbers_below(bound: int, count: int, draw: Random) -> list[int]:
     generator made for the occasion, and this stands between a user's stream and its next send; that some numbers come up
     more often than others by up to 1 in 65,536 / bound is of no matter to a prompt."""
     drawn: npt.NDArray[np.uint16] = np.frombuffer(draw.randbytes(2 * count), dtype=np.uint16)
-    return (drawn % np.uint16(bound)).tolist() if bound < 65_536 else drawn.tolist()
+    below: list[int] = (drawn % np.uint16(bound) if bound < 65_536 else drawn).tolist()
+    return below
 
 
 class SyntheticWorkload:
