@@ -13,11 +13,11 @@ help:            ## list the targets
 
 $(VENV)/base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile -e .
+	$(PIP) install --no-compile --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(VENV)/test: $(VENV)/base
-	$(PIP) install --no-compile -e '.[test]'
+	$(PIP) install --no-compile --config-settings editable_mode=compat -e '.[test]'
 	@touch $@
 
 # the linters stay out of .venv: they weigh more than the tool
