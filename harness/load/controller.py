@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
@@ -79,6 +80,8 @@ class Fleet:
         self._on_record = on_record
         self._workers: list[_Worker] = []
         self._outcome = StageOutcome()
+        self._run_start_ns = 0
+        self._closing = False
 
     async def start(self, setup: Setup) -> None:
         """Start the workers and hand them the setup.
@@ -86,7 +89,9 @@ class Fleet:
         Raises:
             LocalFault: one does not come up, or its clock is another.
         """
-        self._workers = [await self._spawn(number) for number in range(self._count)]
+        self._run_start_ns = setup.run_start_ns
+        for number in range(self._count):
+            self._workers.append(await self._spawn(number))
         for worker in self._workers:
             await self._greet(worker)
             worker.tell(line(Tag.SETUP, setup))
@@ -124,8 +129,8 @@ class Fleet:
         """Hear a worker out. Whatever ends this, nobody waits for the worker any longer."""
         try:
             await self._hear(worker)
-            if worker.dead is None and worker.order is not None:
-                worker.dead = f"load worker {worker.number} died (exit code {await worker.process.wait()})"
+            if worker.dead is None and not self._closing:
+                worker.dead = f"load worker {worker.number} died ({_how(await worker.process.wait())})"
             if worker.dead is not None:
                 self._bury(worker)
         finally:
@@ -150,34 +155,43 @@ class Fleet:
                 return
 
     def _bury(self, worker: _Worker) -> None:
-        """A dead worker's users are counted failed: what they had in flight is lost, and that is ours to say."""
+        """A dead worker's users are counted failed: what they had in flight is lost, and that is ours to say. The load
+        is no longer what was asked, so the others are told to come to an end."""
         assert worker.dead is not None
         self._outcome.faults.append(worker.dead)
+        for record in self._lost(worker):
+            self._on_record(record.to_json())
+        worker.order, worker.progress = None, None
+        if worker.process.returncode is None:
+            worker.process.kill()
+        self.drain()
+
+    def _lost(self, worker: _Worker) -> Iterator[Record]:
+        """A failed record for each user of a dead worker; with arrivals, for each stream in flight when it last said."""
         order = worker.order
-        for user in order.users if order is not None else []:
-            assert order is not None
-            record = Record(
+        if order is None:
+            return
+        lost = order.users
+        if order.open_loop:
+            sent = 0 if worker.progress is None else worker.progress.sent
+            lost = list(range(sent - (0 if worker.progress is None else worker.progress.in_flight), sent))
+            self._outcome.not_sent += len(order.due_ns) - sent
+        for user in lost:
+            yield Record(
                 request_id=f"{order.index}-worker{worker.number}-user{user}",
                 stage=order.index,
                 user=user,
-                scheduled_ms=0.0,
+                scheduled_ms=(order.start_ns - self._run_start_ns) / NS_PER_MS,
                 sent_ms=None,
                 outcome=Outcome.FAILED,
                 failure=Failure.CLIENT,
                 message=worker.dead,
                 asked_output_tokens=order.output_tokens,
             )
-            self._on_record(record.to_json())
-        worker.order = None
-        if worker.process.returncode is None:
-            worker.process.kill()
 
     async def stage(self, orders: Sequence[StageOrder]) -> StageOutcome:
-        """Run one stage on all workers and wait for the last of their records.
-
-        Raises:
-            LocalFault: a worker said nothing :data:`HAND_IN_S` past the stage's hard end.
-        """
+        """Run one stage on all workers and wait for the last of their records. A worker that dies, or says nothing
+        until :data:`HAND_IN_S` past the stage's hard end, is a fault of the outcome."""
         self._outcome = StageOutcome()
         busy = []
         for worker, order in zip(self._workers, orders, strict=True):
@@ -190,11 +204,20 @@ class Fleet:
         try:
             await asyncio.wait_for(asyncio.gather(*(worker.done.wait() for worker in busy)), bound_s)
         except TimeoutError:
-            raise LocalFault("a load worker did not end its stage in time", "this machine may be overloaded") from None
+            for worker in busy:
+                if not worker.done.is_set():
+                    worker.dead = f"load worker {worker.number} did not end its stage in time"
+                    worker.process.kill()
+            await asyncio.gather(*(worker.done.wait() for worker in busy))
         for worker in busy:
             if worker.listener is not None and worker.listener.done():
                 worker.listener.result()
         return self._outcome
+
+    @property
+    def dead(self) -> str | None:
+        """What happened to the first worker that is dead; None while all live."""
+        return next((worker.dead for worker in self._workers if worker.dead is not None), None)
 
     def in_flight(self) -> int:
         return sum(worker.progress.in_flight for worker in self._workers if worker.progress is not None)
@@ -216,6 +239,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End all workers, whatever they are doing."""
+        self._closing = True
         for worker in self._workers:
             worker.tell(line(Tag.QUIT))
             if worker.process.stdin is not None:
@@ -230,28 +254,41 @@ class Fleet:
                 await worker.listener
 
 
+def _how(code: int) -> str:
+    """How a process ended, from its exit code; a negative one is the number of a signal."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", by the system for want of memory?" if name == "SIGKILL" else "")
+    return f"exit code {code}"
+
+
 def share(order: StageOrder, count: int) -> list[StageOrder]:
     """Split a stage over ``count`` workers: users and arrivals round robin, so that every share spans the whole stage;
-    a count of requests as evenly as it goes. Request numbers interleave, so the prompts of two workers never coincide.
+    a count of requests in proportion to the users. Request numbers interleave, so the prompts of two workers never
+    coincide. Where there are fewer users, or fewer may be in flight, than workers, the last workers have nothing to do.
     """
-    shares = []
+    most = order.max_in_flight or count if order.open_loop else len(order.users)
+    active = min(count, most)
+    shares, before = [], 0
     for part in range(count):
-        requests = order.requests
+        mine = slice(part, None, active) if part < active else slice(0)
+        users, requests, cap = order.users[mine], order.requests, order.max_in_flight
+        upto = before + len(users)
         if requests is not None:
-            requests = requests // count + (part < requests % count)
-        cap = order.max_in_flight
+            requests = requests * upto // len(order.users) - requests * before // len(order.users)
         if cap is not None:
-            cap = max(1, cap // count + (part < cap % count))
+            cap = cap // active + (part < cap % active) if part < active else 0
         shares.append(
             replace(
                 order,
                 first_number=part,
                 number_step=count,
-                users=order.users[part::count],
-                user_start_ns=order.user_start_ns[part::count],
-                due_ns=order.due_ns[part::count],
+                users=users,
+                user_start_ns=order.user_start_ns[mine],
+                due_ns=order.due_ns[mine],
                 requests=requests,
                 max_in_flight=cap,
             )
         )
+        before = upto
     return shares

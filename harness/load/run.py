@@ -49,6 +49,7 @@ LEAD_S = 0.25
 FLUSH_S = 0.5
 TICK_S = 0.25
 SETTLE_S = 5.0
+KEPT = "the run ended; what was measured is on disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,10 @@ class Run:
         self._view = view
         self._start_ns = now_ns()
         self._fault: HarnessError | None = None
+        self._cannot_write = False
         self._interrupts = 0
+        #: may be cancelled by an interrupt: nothing is in flight yet
+        self._before_load: asyncio.Task[Any] | None = None
         self._tally = Tally(users=1)
         #: summaries of the stages that ended, as in summary.json
         self.stages: list[dict[str, Any]] = []
@@ -128,6 +132,18 @@ class Run:
             Interrupted: Ctrl-C; RunInvalid: nothing valid was measured; Unreachable, Refused: the server went or refused
             everything; LocalFault: this machine failed. What was measured is on disk in each case.
         """
+        self._before_load = asyncio.current_task()
+        with self._heeding_signals():
+            try:
+                await self._measure()
+            except asyncio.CancelledError:
+                if not self._interrupts:
+                    raise
+                raise Interrupted("interrupted before the first stage", "nothing was measured") from None
+        self._judge()
+        return self.stages
+
+    async def _measure(self) -> None:
         options = self._options
         async with Getter(api_key=options.api_key, verify_tls=options.verify_tls) as getter:
             probed = await probe(getter, options.base_url, model=options.model, metrics_url=options.metrics_url)
@@ -141,11 +157,11 @@ class Run:
                     self._view.started(probed, profile, options.out)
                     async with self._scraping(getter, probed):
                         await self._load(profile, setup)
-                    self._guarded_write(lambda writer: writer.write_run(self._description(probed, profile, ended=True)))
+                    self._write_document(
+                        lambda writer: writer.write_run(self._description(probed, profile, ended=True))
+                    )
                 finally:
                     self._writer.close()
-        self._judge()
-        return self.stages
 
     def _resolved(self, probed: ProbeResult) -> Profile:
         try:
@@ -221,59 +237,80 @@ class Run:
     def _scraped(self, scrape: Scrape) -> None:
         if self._exporter is not None:
             self._exporter.on_scrape(scrape)
-        self._guarded_write(lambda writer: writer.add_scrape(scrape.to_row()))
+        self._append(lambda writer: writer.add_scrape(scrape.to_row()))
 
     def _recorded(self, line: bytes) -> None:
         record = Record.from_json(line)
         self._tally.add(record)
         if self._exporter is not None:
             self._exporter.on_record(record)
-        self._guarded_write(lambda writer: writer.add_record(line))
+        self._append(lambda writer: writer.add_record(line))
         if (
             self._fault is None
             and (verdict := self._tally.verdict((now_ns() - self._start_ns) / NS_PER_MS)) is not None
         ):
             self._give_up(verdict)
 
-    def _guarded_write(self, write: Callable[[RunWriter], None]) -> None:
+    def _append(self, write: Callable[[RunWriter], None]) -> None:
+        """Write a line unless lines could not be written before."""
+        if not self._cannot_write:
+            self._write_document(write)
+
+    def _write_document(self, write: Callable[[RunWriter], None]) -> None:
         """A write that fails ends the run in order: called from listeners, where an exception would go unheard."""
-        if self._writer is None or isinstance(self._fault, LocalFault):
+        if self._writer is None:
             return
         try:
             write(self._writer)
         except LocalFault as fault:
+            self._cannot_write = True
             self._give_up(fault)
 
     def _give_up(self, fault: HarnessError) -> None:
-        self._fault = fault
+        """End the run in order, for this reason unless there is one already."""
+        self._fault = self._fault or fault
         if self._fleet is not None:
             self._fleet.abort()
 
     async def _load(self, profile: Profile, setup: Setup) -> None:
         self._fleet = Fleet(self._options.processes, self._options.loop_name, self._recorded)
-        loop = asyncio.get_running_loop()
-        signals = [signal.SIGINT, signal.SIGTERM] if os.name == "posix" else []
-        for number in signals:
-            loop.add_signal_handler(number, self._interrupt)
         flusher = asyncio.ensure_future(self._flush_forever())
         try:
             await self._fleet.start(setup)
+            self._before_load = None
             for index, stage in enumerate(profile.stages):
                 await self._stage(index, stage)
-                if self._fault is not None or self._interrupts or self._too_many_failed(index, profile):
+                if self._over or self._too_many_failed(index, profile):
                     break
         finally:
             flusher.cancel()
             await self._fleet.close()
+
+    @property
+    def _over(self) -> bool:
+        """No further stage may begin."""
+        return self._fault is not None or self._interrupts > 0
+
+    @contextlib.contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM] if os.name == "posix" else []
+        for number in signals:
+            loop.add_signal_handler(number, self._interrupt)
+        try:
+            yield
+        finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
     def _interrupt(self) -> None:
-        """Once drains: no new requests, those in flight may end. Twice cuts."""
+        """Once drains: no new requests, those in flight may end. Twice cuts. Before the load it ends the run at once."""
         self._interrupts += 1
-        if self._fleet is None:
+        if self._before_load is not None:
+            self._before_load.cancel()
+        elif self._fleet is None:
             return
-        if self._interrupts == 1:
+        elif self._interrupts == 1:
             self._view.says("stopping: no new requests; the streams in flight may end (Ctrl-C again cuts them)")
             self._fleet.drain()
         else:
@@ -282,7 +319,7 @@ class Run:
     async def _flush_forever(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._guarded_write(lambda writer: writer.flush())
+            self._append(lambda writer: writer.flush())
 
     async def _stage(self, index: int, stage: Stage) -> None:
         assert self._fleet is not None
@@ -296,6 +333,10 @@ class Run:
         offset = self._writer.mark()
         start_ns = now_ns() + int(LEAD_S * NS_PER_S)
         order = order_of(stage, index, start_ns=start_ns, seed=self._options.seed, grace_s=self._options.grace_s)
+        if (dead := self._fleet.dead) is not None:
+            self._give_up(LocalFault(dead, KEPT))
+        if self._over:  # since the last stage: nothing between here and the orders' leaving gives way to a signal
+            return
         ticker = asyncio.ensure_future(self._tick_forever(index, asked, start_ns, stage.duration))
         try:
             outcome = await self._fleet.stage(share(order, self._options.processes))
@@ -304,8 +345,8 @@ class Run:
         end_ns = now_ns()
         if self._scraper is not None:
             await self._scraper.scrape_now()
-        if outcome.faults and self._fault is None:
-            self._fault = LocalFault(outcome.faults[0], "the run ended; what was measured is on disk")
+        if outcome.faults:
+            self._give_up(LocalFault(outcome.faults[0], KEPT))
         span = ((start_ns - self._start_ns) / NS_PER_S, (end_ns - self._start_ns) / NS_PER_S)
         self._summarise(index, stage, span, offset, outcome)
 
@@ -330,7 +371,7 @@ class Run:
         self, index: int, stage: Stage, span: tuple[float, float], offset: int, outcome: StageOutcome
     ) -> None:
         assert self._writer is not None
-        self._guarded_write(lambda writer: writer.flush())
+        self._append(lambda writer: writer.flush())
         trace, deltas = columns_of(self._writer.records_since(offset), "live")
         summary = summarise(
             index,
@@ -342,6 +383,14 @@ class Run:
         )
         # with a request_rate, users is the cap on the requests in flight
         summary["users"] = stage.users
+        if outcome.faults:
+            summary["valid"] = False
+        summary["reasons"] += outcome.faults
+        if self._tally.short:
+            summary["reasons"].append(
+                f"{self._tally.short} of {self._tally.ok} good answers are shorter than asked: the server cut them,"
+                " as vLLM does at its max_model_len"
+            )
         if outcome.not_sent:
             summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
         if self._scraper is not None:
@@ -355,7 +404,7 @@ class Run:
             ).to_dict()
             summary["reasons"] += summary["server"]["contamination"]
         self.stages.append(summary)
-        self._guarded_write(lambda writer: writer.write_summary(self.stages))
+        self._write_document(lambda writer: writer.write_summary(self.stages))
         self._view.summarised(summary)
 
     def _our_traffic(self) -> OurTraffic:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from harness.errors import HarnessError, Refused, Unreachable
+from harness.outcome import Warn
 from harness.record import Failure, Outcome, Record
 
 #: refusals that every further request would meet as well
@@ -28,6 +29,8 @@ class Tally:
     incomplete: int = 0
     by_failure: Counter[str] = field(default_factory=Counter)
     output_tokens: int = 0
+    #: good answers with fewer tokens than asked
+    short: int = 0
     #: records that do not say how many tokens came
     output_unknown: int = 0
     ttft_ms_sum: float = 0.0
@@ -61,6 +64,7 @@ class Tally:
     def _add_ok(self, record: Record) -> None:
         self.ok += 1
         self._gone, self._gone_since_ms = 0, None
+        self.short += Warn.SHORT_OUTPUT in record.warnings
         if record.ttft_ms is not None:
             self.ttft_ms_sum += record.ttft_ms
             self.ttft_n += 1
@@ -74,7 +78,8 @@ class Tally:
         if record.failure == Failure.CONNECTION:
             self._gone += 1
             if self._gone_since_ms is None:
-                self._gone_since_ms = record.scheduled_ms
+                # a stream that was lost had been answered until then
+                self._gone_since_ms = record.scheduled_ms if record.sent_ms is None else _end_ms(record, record.sent_ms)
 
     def verdict(self, now_ms: float) -> HarnessError | None:
         """Why going on is useless, or None.
@@ -97,6 +102,10 @@ class Tally:
                 "is it still running? Its own log says why it went",
             )
         return None
+
+
+def _end_ms(record: Record, sent_ms: float) -> float:
+    return sent_ms + (record.stream_end_ms or 0.0)
 
 
 _HINTS = {

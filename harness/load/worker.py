@@ -322,6 +322,8 @@ async def _obey(reader: asyncio.StreamReader, worker: Worker, send: Send) -> Non
             running = asyncio.ensure_future(_guarded(worker.run_stage(StageOrder(**orjson.loads(payload))), send))
         elif worker.stage is not None:
             worker.stage.drain() if tag is Tag.DRAIN else worker.stage.abort()
+    if worker.stage is not None:
+        worker.stage.abort()
     if running is not None and not running.done():
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

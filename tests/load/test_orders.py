@@ -46,7 +46,23 @@ def test_a_cap_is_shared_and_never_nothing() -> None:
     order = order_of(opened(users=3), 0, start_ns=START_NS, seed=0, grace_s=1.0)
     assert order.max_in_flight == 3
     assert [part.max_in_flight for part in share(order, 2)] == [2, 1]
-    assert [part.max_in_flight for part in share(order, 5)] == [1, 1, 1, 1, 1]
+    assert [part.max_in_flight for part in share(order, 5)] == [1, 1, 1, 0, 0]
+    assert [bool(part.due_ns) for part in share(order, 5)] == [True, True, True, False, False]
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 60))
+def test_a_cap_is_never_exceeded_by_all_shares_together(cap: int, processes: int, seed: int) -> None:
+    shares = share(order_of(opened(users=cap), 0, start_ns=START_NS, seed=seed, grace_s=1.0), processes)
+    assert sum(part.max_in_flight or 0 for part in shares) == cap
+    assert all(part.max_in_flight for part in shares if part.due_ns)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 500))
+def test_nobody_without_users_is_given_requests(users: int, processes: int, requests: int) -> None:
+    order = order_of(closed(users, requests=requests), 0, start_ns=START_NS, seed=0, grace_s=1.0)
+    for part in share(order, processes):
+        fair = requests * len(part.users) / users
+        assert abs((part.requests or 0) - fair) < 1
 
 
 def test_a_timed_stage_ends_after_its_duration_and_dies_after_its_grace() -> None:

@@ -73,6 +73,22 @@ def test_a_server_that_went_away_ends_the_run_after_a_while() -> None:
     assert "refused" in verdict.message
 
 
+def test_streams_lost_at_once_do_not_mean_that_the_server_was_gone_while_they_ran() -> None:
+    """A gateway that restarts drops long streams together: the server answered them until that moment."""
+    tally = Tally(users=8)
+    for _ in range(8):
+        tally.add(record("failed", "connection", 1000.0, stream_end_ms=60_000.0, message="reset"))
+    assert tally.verdict(61_500.0) is None
+    assert isinstance(tally.verdict(61_000.0 + GONE_S * 1e3 + 1), Unreachable)
+
+
+def test_short_answers_are_counted() -> None:
+    tally = Tally(users=1)
+    tally.add(record(warnings=("short_output",)))
+    tally.add(record())
+    assert (tally.ok, tally.short) == (2, 1)
+
+
 def test_a_success_between_failures_means_the_server_lives() -> None:
     tally = Tally(users=4)
     for at_ms in range(0, 9000, 1000):
