@@ -240,7 +240,10 @@ def _proxy(error: BaseException, url: str) -> HarnessError:
 
 
 def _connect_timeout(error: BaseException, url: str) -> HarnessError:
-    return Unreachable(f"no connection to {_host(url)} in time", "a firewall, a wrong port, or a machine that is down")
+    plain = ", or a server that speaks http:// there" if url.startswith("https:") else ""
+    return Unreachable(
+        f"no connection to {_host(url)} in time", f"a firewall, a wrong port, a machine that is down{plain}"
+    )
 
 
 def _timeout(error: BaseException, url: str) -> HarnessError:

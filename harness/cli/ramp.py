@@ -125,7 +125,7 @@ def command(
             api_key=api_key,
             metrics_url=metrics_url,
             verify_tls=not insecure,
-            seed=seed,
+            seed=_at_least("--seed", seed, 0),
             slo_ms=parse_slo(slo),
             processes=_processes(processes, chosen),
             loop_name=_one_of("--loop", loop, ("auto", "uvloop", "asyncio")),
@@ -137,7 +137,7 @@ def command(
             save_content=save_content,
             save_gaps=save_gaps,
             honour_retry_after=honour_retry_after,
-            prometheus=None if prometheus_port is None else (prometheus_host, prometheus_port),
+            prometheus=None if prometheus_port is None else (prometheus_host, _port(prometheus_port)),
         ),
         json=json,
         quiet=quiet,
@@ -208,7 +208,7 @@ def parse_slo(text: str | None) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = 0.0
-        if name.strip() not in SLO_NAMES or limit <= 0:
+        if name.strip() not in SLO_NAMES or not 0 < limit < float("inf"):
             raise UsageError(
                 f"--slo: expected {', '.join(f'{n}:MS' for n in SLO_NAMES)}, not {part.strip()!r}",
                 "for example --slo ttft:500,tpot:50",
@@ -240,6 +240,17 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
             f"{option}: expected {what}, separated by commas, not {text!r}", f"for example {option} 1,2,4,8"
         )
     return values
+
+
+def _at_least(option: str, value: int, least: int, most: float = float("inf")) -> int:
+    if not least <= value <= most:
+        upto = "or more" if most == float("inf") else f"to {most:g}"
+        raise UsageError(f"{option}: expected {least} {upto}, not {value}")
+    return value
+
+
+def _port(number: int) -> int:
+    return _at_least("--prometheus-port", number, 0, 65535)
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:

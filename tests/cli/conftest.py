@@ -1,0 +1,19 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
+
+from console import cli
+from fault_thread import FaultThread
+
+__all__ = ["cli", "faults"]
+
+
+@pytest.fixture
+def faults() -> Iterator[FaultThread]:
+    """A fault server in a thread."""
+    with FaultThread() as served:
+        yield served
