@@ -271,6 +271,12 @@ FAILED_TABLE: dict[str, tuple[list[bytes], StreamEnd, str, str]] = {
     "eof": ([A], StreamEnd.EOF, "truncated", "ended without finish_reason"),
     "eof_empty": ([], StreamEnd.EOF, "truncated", "ended without"),
     "eof_with_continuous_usage": ([CONTINUOUS], StreamEnd.EOF, "truncated", "ended without"),
+    "eof_usage_beside_two_choices": (
+        [sse({"choices": [{"index": 0, "text": ""}, {"index": 1, "text": ""}], "usage": counts(0)})],
+        StreamEnd.EOF,
+        "truncated",
+        "ended without",
+    ),
     "eof_content_after_usage": ([usage(1), A], StreamEnd.EOF, "truncated", "ended without"),
     "eof_done_without_anything": ([A, DONE], StreamEnd.EOF, "truncated", "ended without"),
     "eof_one_of_two_choices": ([A, text("b", "stop", index=1)], StreamEnd.EOF, "truncated", "ended without"),
@@ -440,6 +446,13 @@ def test_a_frame_that_changes_now_and_then_is_learned_again() -> None:
         decoder.feed(i, chunk)
     assert decoder._template is not None
     assert decoder._template.text(chunks[-1]) == "t39"
+
+
+@pytest.mark.parametrize("open_event", [b"event: error\n", b"data: x\n", b"dat"])
+def test_a_read_that_fits_the_template_goes_on_with_what_is_open(open_event: bytes) -> None:
+    whole = run((10, A), (20, A), (30, open_event + A), (40, TAIL))
+    assert run((10, A), (20, A), (30, open_event), (30, A), (40, TAIL)) == whole
+    assert whole.chunks != 4
 
 
 STREAM_CHUNKS = st.lists(

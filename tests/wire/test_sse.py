@@ -123,6 +123,14 @@ def test_a_lf_after_the_cr_of_the_last_read_is_no_second_line() -> None:
     assert [event.data for event in events_of([b"data: a\r", b"", b"\n", b"data: b\r", b"\r"])] == [b"a\nb"]
 
 
+@pytest.mark.parametrize("open_event", [b"event: error\n", b"data: x\n", b"dat", b"id: 1"])
+def test_a_read_that_looks_whole_goes_on_with_what_is_open(open_event: bytes) -> None:
+    stream = open_event + b"data: {}\n\n"
+    assert plain(events_of([open_event, b"data: {}\n\n"])) == [
+        (e.data, e.type, e.id, e.retry_ms) for e in parse(stream)
+    ]
+
+
 def test_a_cut_character_comes_out_whole() -> None:
     stream = "data: 中\n\n".encode()
     for at in range(len(stream)):
