@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -57,8 +57,7 @@ _FLAG_WORDS = {
 class Measurement:
     """One row: what served, under which load, what was measured. Times in seconds, None where not measured.
 
-    Exactly one of ``users`` (closed loop) and ``requests_per_s`` (open loop) is set. ``cached_prompt_share`` of a prompt
-    came from the prefix cache. ``labels`` are what rows of one sweep share.
+    Exactly one of ``users`` (closed loop) and ``requests_per_s`` (open loop) is set.
     """
 
     row: int
@@ -71,18 +70,17 @@ class Measurement:
     shape: Shape
     users: float | None
     requests_per_s: float | None
-    cached_prompt_share: float
     tpot_s: float | None
     ttft_s: float | None
     output_tokens_per_s: float | None
     nominal_shape: tuple[float, float]
-    version: str
+    stated_version: str
 
     @property
     def server_key(self) -> tuple[object, ...]:
         """What serves: rows with equal keys come from equal servers."""
         d = self.deployment
-        return (self.source, self.gpu, self.model, d.weights.name, self.tp, d.expert_parallel, self.version)
+        return (self.source, self.gpu, self.model, d.weights.name, self.tp, d.expert_parallel, self.stated_version)
 
     @property
     def sweep_key(self) -> tuple[object, ...]:
@@ -153,6 +151,7 @@ def _measurement(number: int, row: Row) -> Measurement:
         prompt_tokens=prompt * source.get("mean_length", 1.0),
         output_tokens=max(1.0, output * source.get("mean_length", 1.0)),
         requests_per_user=source.get("requests_per_user") if users is not None else None,
+        cached_prompt_share=float(source.get("cached_prompt_share", 0.0)),
     )
     deployment = _deployment(row, architecture, gpu, tp, (prompt, output), notes, source, version, users)
     measured = {key: _number(row, key) for key in ("tpot_ms_mean", "ttft_ms_mean", "ttft_ms_p50")}
@@ -168,12 +167,11 @@ def _measurement(number: int, row: Row) -> Measurement:
         shape=shape,
         users=users,
         requests_per_s=rate,
-        cached_prompt_share=float(source.get("cached_prompt_share", 0.0)),
         tpot_s=_seconds(measured["tpot_ms_mean"]),
         ttft_s=_seconds(ttft),
         output_tokens_per_s=_output_rate(row, prompt, output),
         nominal_shape=(prompt, output),
-        version=version,
+        stated_version=_text(row, "vllm_version"),
     )
     if found.tpot_s is None and found.ttft_s is None and found.output_tokens_per_s is None:
         raise InputError("nothing was measured: no TPOT, TTFT or throughput")
@@ -330,7 +328,8 @@ def _deployment(
     longest = max(architecture.context, architecture.max_position_embeddings)
     flags.setdefault("max_model_len", min(longest, int(sum(shape)) + 256))
     moe_ep = int(notes.get("moe_ep") or 1)
-    return resolve_deployment(
+    asynchronous = bool(flags.pop("async_scheduling", False))
+    deployment = resolve_deployment(
         architecture,
         gpu=gpu,
         tp=tp,
@@ -340,6 +339,7 @@ def _deployment(
         vllm_version=version,
         **flags,
     )
+    return replace(deployment, concurrent_batches=2) if asynchronous else deployment
 
 
 def _weights(stated: str, architecture: Architecture) -> str:

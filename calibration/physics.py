@@ -56,7 +56,7 @@ class AttentionLayers:
 @dataclass(frozen=True, slots=True)
 class Physics:
     """Amounts of one step on one rank. Data-parallel replicas share the experts, and so the tokens that choose them:
-    ``expert_replicas`` of them.
+    ``expert_replicas`` of them. ``unpacks_experts``: the device has no units for their format, they are unpacked to 16 bit.
 
     ``weight_bytes`` is read in every step: all but the routed experts and the input embedding, which is a look-up.
     ``compute_s_per_token`` and ``expert_compute_s_per_token`` are at the device's dense peak for the format, without
@@ -72,6 +72,7 @@ class Physics:
     weight_bytes: float
     experts: tuple[ExpertLayers, ...]
     expert_replicas: int
+    unpacks_experts: bool
     attention: tuple[AttentionLayers, ...]
     state_bytes_per_sequence: float
     compute_s_per_token: float
@@ -139,6 +140,7 @@ def measure(deployment: Deployment, gpu: Gpu | None = None) -> Physics:
         weight_bytes=float(_bytes_read_each_step(deployment)),
         experts=experts,
         expert_replicas=deployment.dp,
+        unpacks_experts=_is_unpacked(deployment, device),
         attention=tuple(_attention(deployment, kind, n) for kind, n in Counter(architecture.attention_layers).items()),
         state_bytes_per_sequence=float(sum(state_bytes(deployment, state) for state in architecture.state_layers)),
         compute_s_per_token=dense,
@@ -157,6 +159,13 @@ def _rate(device: Gpu, formats: tuple[str, ...]) -> float:
         if name in device.flops_per_s:
             return device.flops_per_s[name]
     raise Unsupported(f"gpu = {device.name!r} has none of the rates {', '.join(formats)}")
+
+
+def _is_unpacked(deployment: Deployment, device: Gpu) -> bool:
+    """Are the experts stored in fewer bits than the device computes them in?"""
+    fmt = deployment.weights
+    native = any(name in device.flops_per_s for name in _COMPUTE.get(fmt.name, ()) if name not in _SIXTEEN_BIT)
+    return "expert" in fmt.roles and fmt.bits_per_weight < 16 and not native
 
 
 def _layer_weights(deployment: Deployment) -> Iterator[tuple[Weight, int, Layer]]:

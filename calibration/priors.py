@@ -53,7 +53,7 @@ class Prices:
     weight_read: float
     weight_read_nvfp4: float
     expert_read: float
-    expert_read_int4: float
+    unpacked_byte_s: float
     expert_overhead_s: float
     kv_read: float
     kv_read_fp8: float
@@ -66,6 +66,8 @@ class Prices:
     activation_passes: float
     attention: float
     mixed_layer_overhead_s: float
+    sync_step_s: float
+    sync_sequence_s: float
     request_overhead_s: float
     request_token_s: float
     wait_steps: float
@@ -163,9 +165,14 @@ def prior_factors(deployment: Deployment, physics: Physics | None = None) -> Fac
 def factor_values(prices: Prices, amounts: Physics, deployment: Deployment) -> dict[str, float]:
     """The value of every factor at these prices."""
     return {
-        "step_overhead": launches_s(prices, amounts, deployment.version) + weights_s(prices, amounts, deployment),
-        "expert_read_factor": expert_read_factor(prices, amounts, deployment),
-        "per_sequence": per_sequence_s(prices, amounts),
+        "step_overhead": (
+            launches_s(prices, amounts, deployment.version)
+            + weights_s(prices, amounts, deployment)
+            + (prices.sync_step_s if waits_for_scheduler(deployment) else 0.0)
+        ),
+        "expert_read_factor": expert_read_factor(prices, amounts),
+        "per_sequence": per_sequence_s(prices, amounts)
+        + (prices.sync_sequence_s if waits_for_scheduler(deployment) else 0.0),
         "kv_read_factor": kv_read_factor(prices, deployment),
         "prefill_factor": prefill_factor(prices, amounts),
         "attention_factor": prices.attention,
@@ -174,6 +181,12 @@ def factor_values(prices: Prices, amounts: Physics, deployment: Deployment) -> d
         "request_token": prices.request_token_s,
         "wait_steps": prices.wait_steps,
     }
+
+
+def waits_for_scheduler(deployment: Deployment) -> bool:
+    """Does each step wait for the CPU to schedule it? Not where the next one is scheduled while the last one runs (vLLM's
+    asynchronous scheduling, default from 0.14)."""
+    return deployment.device == "cuda" and deployment.concurrent_batches <= deployment.pp
 
 
 def launches_s(prices: Prices, amounts: Physics, version: tuple[int, int, int]) -> float:
@@ -192,10 +205,13 @@ def weights_s(prices: Prices, amounts: Physics, deployment: Deployment) -> float
     return prices.weight_read * small * amounts.weight_bytes / amounts.bandwidth_bytes_per_s
 
 
-def expert_read_factor(prices: Prices, amounts: Physics, deployment: Deployment) -> float:
+def expert_read_factor(prices: Prices, amounts: Physics) -> float:
     """Time of reading experts over bytes / bandwidth: the kernel's efficiency, plus a fixed cost for each expert, which
-    weighs the more the thinner tensor parallelism slices it."""
-    kernel = prices.expert_read * (prices.expert_read_int4 if deployment.weights.name == "int4" else 1.0)
+    weighs the more the thinner tensor parallelism slices it. Where experts are unpacked, that goes at a rate of its own:
+    gpt-oss on H200 is hardly faster than on H100."""
+    kernel = prices.expert_read
+    if amounts.unpacks_experts:
+        kernel = max(kernel, prices.unpacked_byte_s * amounts.bandwidth_bytes_per_s)
     if not amounts.experts:
         return kernel
     ideal = amounts.expert_bytes / amounts.bandwidth_bytes_per_s

@@ -7,7 +7,7 @@ holds: of N users, those running are the share of a request's life that is spent
 
 and a step lasts what B sequences cost, plus the prompts that pass through it: every sequence that ends brings a new prompt,
 so B / osl prompts a step, each of them stretching the steps of all that run. Both sides are continuous in B and the root
-is bracketed by [0, N], so bisection finds it.
+is bracketed by [0, N].
 
 Where the pool or ``max_num_seqs`` holds fewer than would run, those are the sequences that run: throughput stands still and
 the rest of the users wait, in front of their first token. What is given there is the mean of the plateau, without
@@ -17,6 +17,7 @@ preemption's cost: an extrapolation, and called so (:mod:`calibration.twin` simu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,7 +26,9 @@ from calibration.steptime import StepTime
 
 Regime = Literal["below_limits", "kv_full", "max_num_seqs"]
 
-_BISECTIONS = 40
+#: a root is found to this share of its bracket
+_TOLERANCE = 1e-9
+_ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,8 @@ class Shape:
     """What a request is: prompt and output tokens (means), and how users behave around it.
 
     ``requests_per_user`` is None for a steady state; a benchmark that starts all users at once and stops after a number of
-    requests each has one wave of simultaneous prompts among that many requests, and its mean TTFT contains it.
+    requests each has one wave of simultaneous prompts among that many requests, and its mean TTFT contains it. Of a prompt,
+    ``cached_prompt_share`` is found in the prefix cache and not computed.
 
     Raises:
         InputError: a length or time that cannot be.
@@ -43,14 +47,22 @@ class Shape:
     output_tokens: float
     think_s: float = 0.0
     requests_per_user: float | None = None
+    cached_prompt_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.cached_prompt_share < 1:
+            raise InputError(f"cached_prompt_share = {self.cached_prompt_share!r}, expected 0 to below 1")
         if not self.prompt_tokens > 0:
             raise InputError(f"prompt_tokens = {self.prompt_tokens!r}, expected more than 0")
         if not self.output_tokens >= 1:
             raise InputError(f"output_tokens = {self.output_tokens!r}, expected at least 1")
         if not self.think_s >= 0:
             raise InputError(f"think_s = {self.think_s!r}, expected at least 0")
+
+    @property
+    def computed_tokens(self) -> float:
+        """Prompt tokens that are computed."""
+        return self.prompt_tokens * (1 - self.cached_prompt_share)
 
     @property
     def mean_context(self) -> float:
@@ -63,13 +75,15 @@ class Server:
     """What serves: the step of one replica, and what bounds a step or the number running.
 
     ``max_running`` is how many sequences of the shape the pool of one replica holds on average (None: not known, taken as
-    unbounded). ``micro_batches`` share the sequences of a pipeline.
+    unbounded). ``micro_batches`` share the sequences of a pipeline. ``steps_in_flight`` is 2 where the next step is
+    scheduled while one runs.
     """
 
     step: StepTime
     request_overhead_s: float
     request_token_s: float
     wait_steps: float
+    steps_in_flight: int
     max_num_batched_tokens: int
     max_num_seqs: int
     max_running: float | None = None
@@ -126,9 +140,9 @@ def _mean_step(server: Server, shape: Shape, running: float) -> _Step:
     resident = batch * shape.mean_context
     decode = step.step_s(batch, resident, 0.0)
     budget = max(1.0, server.max_num_batched_tokens - batch)
-    chunks = max(1, math.ceil(shape.prompt_tokens / budget))
-    chunk = shape.prompt_tokens / chunks
-    own = step.prompt_chunk_s(shape.prompt_tokens, 0.0)
+    chunks = max(1, math.ceil(shape.computed_tokens / budget))
+    chunk = shape.computed_tokens / chunks
+    own = step.prompt_chunk_s(shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens)
     shared = step.mixed_step_overhead_s + step.experts_s(batch + chunk) - step.experts_s(batch)
     prompts = batch / shape.output_tokens
     mixed = -math.expm1(-prompts * chunks)
@@ -137,12 +151,13 @@ def _mean_step(server: Server, shape: Shape, running: float) -> _Step:
     return _Step(mean, prompt, (prompts * own + mixed * shared) / mean)
 
 
-def _ttft_s(server: Server, shape: Shape, users: float, step: _Step) -> float:
+def _ttft_s(server: Server, shape: Shape, users: float, step: _Step, *, follows: bool) -> float:
     """Time to the first token below every limit.
 
-    Outside the steps: the request's overhead. Then ``wait_steps`` steps (the one under way, the pipeline of scheduling and
-    output), the prompt's own prefill, and that of prompts ahead: in a steady state those that fall into the same moment, as
-    a queue with fixed service; in a first wave, half of everybody else.
+    Outside the steps: the request's overhead. Then ``wait_steps`` steps (its own decoding neighbours, what is left of the
+    one under way, output); where it ``follows`` a user's last token at once, also the steps that were launched before that
+    token came back. Then the prompt's own prefill, and that of prompts ahead: in a steady state those that fall into the
+    same moment, as a queue with fixed service; in a first wave, half of everybody else.
     """
     share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
     load = min(step.prompt_load, 0.9)
@@ -150,7 +165,8 @@ def _ttft_s(server: Server, shape: Shape, users: float, step: _Step) -> float:
     wave = (users - 1) / 2
     ahead = (1 - share) * steady + share * max(steady, wave)
     fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
-    return fixed + server.wait_steps * step.mean_s + step.prompt_s * (1 + ahead)
+    steps = server.wait_steps + (server.steps_in_flight if follows else 0)
+    return fixed + steps * step.mean_s + step.prompt_s * (1 + ahead)
 
 
 def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
@@ -166,25 +182,48 @@ def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
     low, high = 0.0, min(each, limit)
     if _wants(server, shape, each, high) >= high and high < each:
         return _full(server, shape, each, limit)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if _wants(server, shape, each, middle) > middle:
-            low = middle
+    running = falling_root(lambda batch: _wants(server, shape, each, batch) - batch, low, high)
+    return _point(server, shape, each, running, None)
+
+
+def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that is >= 0 at ``low`` and <= 0 at ``high`` crosses zero: regula falsi, halving the weight of an
+    end that stays (Illinois), so the bracket closes from both sides."""
+    at_low, at_high = function(low), function(high)
+    if at_low <= 0:
+        return low
+    if at_high >= 0:
+        return high
+    tolerance = _TOLERANCE * (high - low)
+    kept = 0
+    for _ in range(_ROUNDS):
+        middle = high - at_high * (high - low) / (at_high - at_low)
+        value = function(middle)
+        if value == 0 or high - low < tolerance or abs(value) < tolerance:
+            return middle
+        if value > 0:
+            low, at_low = middle, value
+            at_high = at_high / 2 if kept == 1 else at_high
+            kept = 1
         else:
-            high = middle
-    return _point(server, shape, each, high, None)
+            high, at_high = middle, value
+            at_low = at_low / 2 if kept == -1 else at_low
+            kept = -1
+    return (low + high) / 2
 
 
 def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
     """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
     step = _mean_step(server, shape, running)
     decoding = (shape.output_tokens - 1) * step.mean_s
-    return users * decoding / (decoding + _ttft_s(server, shape, users, step) + shape.think_s)
+    return (
+        users * decoding / (decoding + _ttft_s(server, shape, users, step, follows=shape.think_s == 0) + shape.think_s)
+    )
 
 
 def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: float | None) -> OperatingPoint:
     step = _mean_step(server, shape, running)
-    first = _ttft_s(server, shape, users, step) if ttft_s is None else ttft_s
+    first = _ttft_s(server, shape, users, step, follows=shape.think_s == 0) if ttft_s is None else ttft_s
     decoding = (shape.output_tokens - 1) * step.mean_s
     rate = users / (first + decoding + shape.think_s)
     return OperatingPoint(
@@ -204,7 +243,9 @@ def _full(server: Server, shape: Shape, users: float, running: float) -> Operati
     step = _mean_step(server, shape, running)
     decoding = (shape.output_tokens - 1) * step.mean_s
     rate = running / (decoding + step.prompt_s)
-    first = max(users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step))
+    first = max(
+        users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step, follows=shape.think_s == 0)
+    )
     return _point(server, shape, users, running, first)
 
 
@@ -221,17 +262,11 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     high = server.most_running if math.isfinite(server.most_running) else 1e6
     if _served(server, steady, high) <= rate:
         return None
-    low = 0.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if _served(server, steady, middle) < rate:
-            low = middle
-        else:
-            high = middle
-    step = _mean_step(server, steady, high)
-    first = _ttft_s(server, steady, high, step)
+    running = falling_root(lambda batch: rate - _served(server, steady, batch), 0.0, high)
+    step = _mean_step(server, steady, running)
+    first = _ttft_s(server, steady, running, step, follows=False)
     users = rate * (first + (steady.output_tokens - 1) * step.mean_s)
-    return replace(_point(server, steady, users, high, first), regime="below_limits")
+    return replace(_point(server, steady, users, running, first), regime="below_limits")
 
 
 def _served(server: Server, shape: Shape, running: float) -> float:
