@@ -264,7 +264,7 @@ class StreamDecoder:
         tokens, source = self._output_tokens()
         if verdict.outcome is Outcome.OK:
             self._warn_of_ok(end, plan, tokens, source)
-        if end is StreamEnd.EOF and not self._broken and self._sse.end() is not None:
+        if end is StreamEnd.EOF and self._cut_event():
             self._warn(Warn.UNFINISHED_EVENT)
         self._advance(sent_ns, verdict.outcome)
         return Record(
@@ -330,6 +330,10 @@ class StreamDecoder:
         if is_error(body):
             return _Verdict(Outcome.FAILED, Failure.SERVER_ERROR_IN_STREAM.value, text)
         return _Verdict(Outcome.FAILED, Failure.PROTOCOL.value, f"the answer is no event stream: {text}")
+
+    def _cut_event(self) -> bool:
+        left = self._sse.end()
+        return left is not None and not self._broken and (left.data is not None or _is_field(left.line))
 
     def _warn_of_ok(self, end: StreamEnd, plan: Plan, tokens: int | None, source: TokenSource | None) -> None:
         if not self.done:

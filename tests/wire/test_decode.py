@@ -366,6 +366,7 @@ def test_nothing_is_read_after_bytes_that_are_no_stream() -> None:
 
 def test_what_is_no_longer_read_is_not_called_unfinished() -> None:
     assert run((10, b"data: oops\n\ndata: {"), end=StreamEnd.EOF).warnings == ()
+    assert run((10, b"<html><body>Log in</body></html>")).warnings == ()
 
 
 def test_a_decoder_ends_once() -> None:
