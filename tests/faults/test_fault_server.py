@@ -79,7 +79,10 @@ async def stream_of(
 
 
 async def test_a_true_answer_honours_what_was_asked(fault_server: FaultServer, session: aiohttp.ClientSession) -> None:
-    asked: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
+    asked: dict[str, Any] = {
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "return_token_ids": True,
+    }
     said = await stream_of(session, fault_server, "normal:ttft=0,itl=0", **asked)
     events = [orjson.loads(part.removeprefix("data: ")) for part in said.split("\n\n")[:-2]]
     assert said.endswith("data: [DONE]\n\n")
