@@ -93,7 +93,9 @@ def main(seconds: float, seed: int) -> int:
     tried = accepted = 0
     slowest_s = 0.0
     end = time.monotonic() + seconds
-    while (started := time.monotonic()) < end:
+    while time.monotonic() < end:
+        # CPU time: another process may take the core for a while
+        started = time.process_time()
         body = mutate(rng, rng.choice(TEXTS))
         try:
             accepted += check(body, before, rng.choice([None, None, "smollm2"]))
@@ -103,9 +105,11 @@ def main(seconds: float, seed: int) -> int:
             found.write_bytes(body)
             print(f"undocumented exception after {tried} texts; the text is in {found}")
             return 1
-        slowest_s = max(slowest_s, time.monotonic() - started)
+        slowest_s = max(slowest_s, time.process_time() - started)
         tried += 1
-    print(f"{tried} texts, {accepted} read, {tried - accepted} refused, slowest {slowest_s * 1e3:.0f} ms, seed {seed}")
+    print(
+        f"{tried} texts, {accepted} read, {tried - accepted} refused, slowest {slowest_s * 1e3:.0f} ms of CPU, seed {seed}"
+    )
     return 0
 
 
