@@ -22,7 +22,7 @@ PRESETS: dict[str, tuple[str, str, int, str]] = {
     "llama-70b-4xa100": ("llama-3.3-70b", "a100-80-sxm", 4, "auto"),
     "qwen-72b-4xh100": ("qwen2.5-72b", "h100-sxm", 4, "auto"),
     "mistral-24b-1xh100": ("mistral-small-24b", "h100-sxm", 1, "auto"),
-    "gpt-oss-120b-1xh100": ("gpt-oss-120b", "h100-sxm", 1, "auto"),
+    "gpt-oss-120b-2xh100": ("gpt-oss-120b", "h100-sxm", 2, "auto"),
     "deepseek-v3-8xh200": ("deepseek-v3", "h200-sxm", 8, "auto"),
 }
 
