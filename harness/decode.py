@@ -263,7 +263,7 @@ class StreamDecoder:
         verdict = self._verdict(end, http_status, message)
         tokens, source = self._output_tokens()
         if verdict.outcome is Outcome.OK:
-            self._warn_of_ok(end, plan, tokens, source)
+            self._warn_of_ok(end, tokens, source)
         if end is StreamEnd.EOF and self._cut_event():
             self._warn(Warn.UNFINISHED_EVENT)
         self._advance(sent_ns, verdict.outcome)
@@ -335,7 +335,7 @@ class StreamDecoder:
         left = self._sse.end()
         return left is not None and not self._broken and (left.data is not None or _is_field(left.line))
 
-    def _warn_of_ok(self, end: StreamEnd, plan: Plan, tokens: int | None, source: TokenSource | None) -> None:
+    def _warn_of_ok(self, end: StreamEnd, tokens: int | None, source: TokenSource | None) -> None:
         if not self.done:
             self._warn(Warn.MISSING_DONE if end is StreamEnd.EOF else f"{end.value}_after_finish")
         if not self.chunks:
@@ -344,10 +344,6 @@ class StreamDecoder:
             self._warn(Warn.NO_USAGE)
         elif (ids := self._answer.id_tokens()) is not None and ids != tokens:
             self._warn(Warn.TOKEN_COUNTS_DIFFER)
-        if tokens is not None and plan.asked_output_tokens is not None:
-            asked = plan.asked_output_tokens * max(1, len(self._answer.choices))
-            if tokens != asked:
-                self._warn(Warn.SHORT_OUTPUT if tokens < asked else Warn.LONG_OUTPUT)
 
     def _output_tokens(self) -> tuple[int | None, TokenSource | None]:
         tokens = self._answer.usage_tokens()

@@ -37,9 +37,6 @@ class Warn(StrEnum):
     #: the server says it finished and sent no content delta
     NO_CONTENT = "no_content"
     NO_USAGE = "no_usage"
-    #: fewer or more output tokens than asked. vLLM 0.32 clamps max_tokens to the context silently
-    SHORT_OUTPUT = "short_output"
-    LONG_OUTPUT = "long_output"
     #: usage and the token ids that came disagree
     TOKEN_COUNTS_DIFFER = "token_counts_differ"
     #: the stream stopped inside an event, which is discarded as the event-stream standard says

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from harness.errors import HarnessError, Refused, Unreachable
-from harness.outcome import Warn
 from harness.record import Failure, Outcome, Record
 
 #: refusals that every further request would meet as well
@@ -64,7 +63,8 @@ class Tally:
     def _add_ok(self, record: Record) -> None:
         self.ok += 1
         self._gone, self._gone_since_ms = 0, None
-        self.short += Warn.SHORT_OUTPUT in record.warnings
+        if record.output_tokens is not None and record.asked_output_tokens is not None:
+            self.short += record.output_tokens < record.asked_output_tokens
         if record.ttft_ms is not None:
             self.ttft_ms_sum += record.ttft_ms
             self.ttft_n += 1

@@ -84,8 +84,8 @@ def test_streams_lost_at_once_do_not_mean_that_the_server_was_gone_while_they_ra
 
 def test_short_answers_are_counted() -> None:
     tally = Tally(users=1)
-    tally.add(record(warnings=("short_output",)))
-    tally.add(record())
+    tally.add(record(output_tokens=3, asked_output_tokens=5))
+    tally.add(record(output_tokens=5, asked_output_tokens=5))
     assert (tally.ok, tally.short) == (2, 1)
 
 
