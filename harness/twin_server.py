@@ -39,6 +39,8 @@ from harness.twin_text import WORDS, chat_tokens, pieces, tokenize
 VERSION = "0.32.0"
 #: answers that may end by themselves: log-normal lengths, this standard deviation of the logarithm
 FREE_LENGTH_SIGMA = 0.6
+#: steps after which the lateness of their writes is put into its buckets
+_SETTLE_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class TwinServer:
         self._start_ns = clock.now_ns()
         self._created_s = clock.wall_time().timestamp()
         self._rng = random.Random(f"{config.seed}/answers")
-        self._requests = 0
+        self._unsettled = 0
         call_later = asyncio.get_running_loop().call_later
         self.engines = [
             LiveEngine(self._engine(rank), self._now_s, config.time_scale, self._deliver, call_later)
@@ -166,7 +168,6 @@ class TwinServer:
         if "json" not in request.headers.get("content-type", "application/json"):
             raise Refusal(400, "Unsupported Media Type: Only 'application/json' is allowed")
         ask = read_ask(endpoint, request.body, self.config.name, self.config.engine.max_model_len)
-        self._requests += 1
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         request_id = request.headers.get("x-request-id") or f"{self._rng.getrandbits(128):032x}"
         created = int(clock.wall_time().timestamp())
@@ -223,14 +224,18 @@ class TwinServer:
     def _deliver(self, output: Output) -> None:
         ended = set(output.finished)
         due_ns = self._start_ns + round(output.at_s / self.config.time_scale * clock.NS_PER_S)
-        observe, now_ns = self.lateness.observe, clock.now_ns
+        add, now_ns = self.lateness.add, clock.now_ns
         for group in (output.started, output.resumed, output.decoded or ()):
             for seq in group:
                 if seq.ended and seq not in ended:
                     continue
                 count = 1 if output.tokens is None or group is not output.decoded else output.tokens[seq]
                 self._emit(seq, count, seq in ended)
-                observe((now_ns() - due_ns) / clock.NS_PER_S)
+                add((now_ns() - due_ns) / clock.NS_PER_S)
+        self._unsettled += 1
+        if self._unsettled == _SETTLE_EVERY:
+            self._unsettled = 0
+            self.lateness.settle()
 
     @staticmethod
     def _emit(seq: Sequence, count: int, last: bool) -> None:

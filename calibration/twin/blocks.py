@@ -12,43 +12,39 @@ Rules of vLLM 0.32.0 ``v1/core/block_pool.py`` (BlockPool) and ``single_type_kv_
 Single blocks have no identity here. A request's own blocks are a :class:`Chain`; a chain's blocks are used from its
 start on and freed from its end on, so at any time the live ones are a prefix of it, and the free ones among them are
 a few runs (:class:`_Run`) in the queue. So a step costs by requests, not by blocks.
+
+One thing differs: of two copies of one block vLLM hits the older, this pool the one in the chain that reaches further.
+It takes two sequences that computed equal blocks each for itself, such as a prompt that was sent before another request
+put out the same text.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from calibration.twin.content import Content, Key
 
 
 class Chain:
-    """Blocks ``start .. live`` (exclusive) of one sequence, computed by it, as far as they still exist."""
+    """Blocks from ``start`` on of one sequence, computed by it, as far as they still exist."""
 
-    __slots__ = ("content", "full_blocks", "kept", "runs", "start", "uses")
+    __slots__ = ("content", "kept", "owner", "parents", "runs", "start", "uses")
 
-    def __init__(self, content: Content, start: int, full_blocks: Callable[[], int]) -> None:
+    def __init__(self, content: Content, owner: Any, hit: Hit) -> None:
         self.content = content
-        self.start = start
-        #: how many leading blocks of the sequence are full, while it runs; None once it has let go
-        self.full_blocks: Callable[[], int] | None = full_blocks
-        #: end of the live blocks after the owner let go
-        self.kept = start
+        self.start = hit.blocks
+        #: the sequence while it runs; None once it has let go
+        self.owner = owner
+        #: parts of others' chains that the owner uses before its own
+        self.parents = hit.spans
+        #: end of the live blocks once the owner has let go
+        self.kept = hit.blocks
         #: ends of the parts that other running requests use
-        self.uses: list[int] = []
+        self.uses: tuple[int, ...] = ()
         #: free runs in the queue, high blocks first
-        self.runs: list[_Run] = []
-
-    @property
-    def live(self) -> int:
-        return self.kept if self.full_blocks is None else max(self.start, self.full_blocks())
-
-    @property
-    def used(self) -> int:
-        """End of the part that is in use by running requests; blocks from there to ``live`` are free."""
-        if self.full_blocks is not None:
-            return self.live
-        return max(self.uses, default=self.start)
+        self.runs: tuple[_Run, ...] = ()
 
 
 class _Run:
@@ -70,27 +66,10 @@ class Hit:
     def __init__(self) -> None:
         self.blocks = 0
         self.free = 0
-        self.spans: list[tuple[Chain, int]] = []
-
-    def extend(self, chain: Chain, end: int) -> None:
-        # a second copy of a prefix, entered in its middle, is taken from its start on: chains are held as prefixes.
-        # vLLM would leave those few leading blocks free; it takes equal prompts computed at the same time to get here
-        self.free += max(0, end - chain.used)
-        self.blocks = end
-        self.spans.append((chain, end))
+        self.spans: tuple[tuple[Chain, int], ...] = ()
 
 
 NO_HIT = Hit()
-
-
-class Table:
-    """A running sequence's blocks: parts of others' chains, then its own."""
-
-    __slots__ = ("own", "spans")
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[Chain, int]] = []
-        self.own: Chain | None = None
 
 
 class BlockPool:
@@ -99,13 +78,15 @@ class BlockPool:
     Args:
         num_gpu_blocks: blocks with the null block, at least 2.
         enable_prefix_caching: keep the content of freed blocks.
+        full_blocks: leading blocks of a running owner (as given to :meth:`open`) that are full.
     """
 
-    def __init__(self, num_gpu_blocks: int, enable_prefix_caching: bool) -> None:
+    def __init__(self, num_gpu_blocks: int, enable_prefix_caching: bool, full_blocks: Callable[[Any], int]) -> None:
         self.total = num_gpu_blocks - 1
         self.caching = enable_prefix_caching
         #: blocks in the free queue, cached ones included
         self.free = self.total
+        self._full_blocks = full_blocks
         self._blank = self.total
         self._queue: OrderedDict[int, _Run] = OrderedDict()
         self._chains: dict[Key, list[Chain]] = {}
@@ -120,95 +101,119 @@ class BlockPool:
         """Free blocks that still hold content."""
         return self.free - self._blank
 
+    # ------------------------------------------------------------------ the prefix cache
+
     def lookup(self, content: Content, limit: int) -> Hit:
         """The longest run of cached blocks from the start of ``content``, at most ``limit`` blocks."""
-        if not self.caching or limit < 1 or not self._chains:
+        if not self.caching or limit < 1 or content.key(0) not in self._chains:
             return NO_HIT
         hit = Hit()
-        seen: list[Chain] = []
         while hit.blocks < limit:
-            seen.extend(self._chains.get(content.key(hit.blocks), ()))
-            for chain in seen:
-                if (end := self._reach(chain, content, hit.blocks, limit)) > hit.blocks:
-                    hit.extend(chain, end)
-                    break
-            else:
+            best, end = None, hit.blocks
+            for chain in self._chains.get(content.key(hit.blocks), ()):
+                if (reach := self._reach(chain, content, limit)) > end:
+                    best, end = chain, reach
+            if best is None:
                 break
+            hit.free += max(0, end - self._used(best))
+            hit.blocks = end
+            hit.spans += ((best, end),)
         return hit
 
-    @staticmethod
-    def _reach(chain: Chain, content: Content, block: int, limit: int) -> int:
-        end = min(chain.live, limit)
-        return block + content.common(chain.content, block, end) if end > block >= chain.start else block
+    def _reach(self, chain: Chain, content: Content, limit: int) -> int:
+        return chain.start + content.common(chain.content, chain.start, min(self._live(chain), limit))
+
+    def _live(self, chain: Chain) -> int:
+        """End of the blocks that exist."""
+        return chain.kept if chain.owner is None else max(chain.start, self._full_blocks(chain.owner))
+
+    def _used(self, chain: Chain) -> int:
+        """End of the part in use by running requests; blocks from there to ``_live`` are free."""
+        return max(chain.uses, default=chain.start) if chain.owner is None else self._live(chain)
+
+    # ------------------------------------------------------------------ allocation
 
     def take(self, blocks: int) -> None:
         """Allocate from the front of the free queue; the caller has checked that they are there."""
         self.free -= blocks
-        blank = min(blocks, self._blank)
-        self._blank -= blank
-        if left := blocks - blank:
-            self._evict(left)
+        self._blank -= blocks
+        if self._blank < 0:
+            missing, self._blank = -self._blank, 0
+            self._evict(missing)
 
     def _evict(self, blocks: int) -> None:
+        queue = self._queue
         while blocks:
-            key, run = next(iter(self._queue.items()))
-            taken = min(blocks, run.high - run.low)
-            run.high -= taken
-            run.chain.kept = run.high
-            blocks -= taken
-            if run.high == run.low:
-                del self._queue[key]
-                run.chain.runs.remove(run)
+            run = next(iter(queue.values()))
+            size = run.high - run.low
+            if blocks < size:
+                run.high -= blocks
+                run.chain.kept = run.high
+                return
+            blocks -= size
+            run.chain.kept = run.low
+            self._drop_run(run)
             self._forget_if_dead(run.chain)
 
+    def _drop_run(self, run: _Run) -> None:
+        del self._queue[id(run)]
+        run.chain.runs = tuple(other for other in run.chain.runs if other is not run)
+
     def _forget_if_dead(self, chain: Chain) -> None:
-        if chain.full_blocks is None and chain.kept == chain.start:
+        if chain.kept == chain.start:
             key = chain.content.key(chain.start)
             siblings = self._chains[key]
             siblings.remove(chain)
             if not siblings:
                 del self._chains[key]
 
-    def open(self, table: Table, content: Content, hit: Hit, full_blocks: Callable[[], int]) -> None:
-        """Give a sequence its hit, out of the free queue, and a chain of its own behind it."""
+    # ------------------------------------------------------------------ sequences
+
+    def open(self, content: Content, hit: Hit, owner: Any) -> Chain | None:
+        """Give a sequence its hit, out of the free queue; the chain of its own blocks behind it. None without caching,
+        where blocks have no content to keep."""
         if not self.caching:
-            return
+            return None
         for chain, end in hit.spans:
-            self._touch(chain, end)
-            chain.uses.append(end)
+            if chain.runs:
+                self._touch(chain, end)
+            chain.uses += (end,)
         self.free -= hit.free
-        table.spans = hit.spans
-        table.own = Chain(content, hit.blocks, full_blocks)
-        self._chains.setdefault(content.key(hit.blocks), []).append(table.own)
+        own = Chain(content, owner, hit)
+        self._chains.setdefault(content.key(hit.blocks), []).append(own)
+        return own
 
     def _touch(self, chain: Chain, end: int) -> None:
-        for run in [run for run in chain.runs if run.low < end]:
-            run.low = min(run.high, end)
-            if run.low == run.high:
-                del self._queue[id(run)]
-                chain.runs.remove(run)
+        for run in chain.runs:
+            if run.low < end:
+                run.low = min(run.high, end)
+                if run.low == run.high:
+                    self._drop_run(run)
 
-    def close(self, table: Table, blocks: int) -> None:
+    def close(self, own: Chain | None, blocks: int) -> None:
         """Take all ``blocks`` of a sequence back: blank ones to the front of the queue, full ones to its end."""
-        own = table.own
         if own is None:
             self._blank += blocks
             self.free += blocks
             return
-        full = own.live
+        full = self._live(own)
         self._blank += blocks - full
         self.free += blocks - full
-        own.kept, own.full_blocks = full, None
-        self._release(own, max(own.used, own.start), full)
+        own.kept, own.owner = full, None
+        self._release(own, full)
         self._forget_if_dead(own)
-        for chain, end in reversed(table.spans):
-            chain.uses.remove(end)
-            self._release(chain, chain.used, end)
-        table.spans, table.own = [], None
+        for chain, end in reversed(own.parents):
+            uses = list(chain.uses)
+            uses.remove(end)
+            chain.uses = tuple(uses)
+            self._release(chain, end)
+        own.parents = ()
 
-    def _release(self, chain: Chain, low: int, high: int) -> None:
+    def _release(self, chain: Chain, high: int) -> None:
+        """Blocks up to ``high`` have one user less."""
+        low = self._used(chain)
         if high > low:
             run = _Run(chain, low, high)
-            chain.runs.append(run)
+            chain.runs += (run,)
             self._queue[id(run)] = run
             self.free += high - low

@@ -16,9 +16,13 @@ Rules of vLLM 0.32.0 ``v1/metrics/stats.py`` (IterationStats, PrefillStats) and 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Callable
 from collections.abc import Sequence as Buckets
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from calibration.twin.sequence import Sequence
 
@@ -48,18 +52,43 @@ class Histogram:
 
     Args:
         bounds: upper bounds, ascending; a value on a bound is inside. +Inf is added.
+
+    Attributes:
+        add: takes one value; it is put into its bucket when the histogram is next read.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_counts", "_pending", "_sum", "add", "bounds")
 
     def __init__(self, bounds: Buckets[float]) -> None:
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+        self._counts = np.zeros(len(self.bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
+        self._pending: list[float] = []
+        self.add: Callable[[float], None] = self._pending.append
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+    def add_times(self, value: float, times: int) -> None:
+        """One value ``times`` times."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._sum += value * times
+
+    def settle(self) -> None:
+        """Put what was added into its buckets."""
+        if self._pending:
+            places = np.searchsorted(self.bounds, self._pending)
+            self._counts += np.bincount(places, minlength=len(self._counts))
+            self._sum += math.fsum(self._pending)
+            self._pending.clear()
+
+    @property
+    def counts(self) -> list[int]:
+        self.settle()
+        counts: list[int] = self._counts.tolist()
+        return counts
+
+    @property
+    def sum(self) -> float:
+        self.settle()
+        return self._sum
 
     @property
     def count(self) -> int:
@@ -115,11 +144,17 @@ class Counters:
         self.request_params_max_tokens = Histogram(bounds)
         self.request_prefill_kv_computed_tokens = Histogram(bounds)
 
+    def settle(self) -> None:
+        """Put what was added to the histograms into their buckets, so that it does not pile up unread."""
+        for name in self.__slots__:
+            if isinstance(value := getattr(self, name), Histogram):
+                value.settle()
+
     def count_first_output(self, seq: Sequence, now_s: float) -> int:
         """A request's first output; the prompt tokens it adds to the step's ``iteration_tokens``."""
         self.prompt_tokens += seq.prompt_tokens
         self.prompt_tokens_cached += seq.cached_tokens
-        self.time_to_first_token.observe(now_s - seq.arrived_s)
+        self.time_to_first_token.add(now_s - seq.arrived_s)
         return seq.prompt_tokens - seq.cached_tokens
 
     def count_preemptions(self, seq: Sequence) -> None:
@@ -128,22 +163,23 @@ class Counters:
         seq.uncounted_preemptions = 0
 
     def count_finished(self, seq: Sequence) -> None:
-        """All its times are set. TPOT is 0 for one token, as vLLM has it."""
-        assert seq.scheduled_s is not None
-        assert seq.first_token_s is not None
-        assert seq.last_token_s is not None
-        decode_s = seq.last_token_s - seq.first_token_s
+        """A request has ended; all its times are set. TPOT is 0 for one token, as vLLM has it."""
+        arrived_s, queued_s, outputs = seq.arrived_s, seq.queued_s, seq.outputs
+        scheduled_s, first_s, last_s = seq.scheduled_s, seq.first_token_s, seq.last_token_s
+        assert scheduled_s is not None
+        assert first_s is not None
+        assert last_s is not None
         self.request_success[seq.finish_reason] += 1
-        self.e2e_request_latency.observe(seq.last_token_s - seq.arrived_s)
-        self.request_queue_time.observe(seq.scheduled_s - seq.queued_s)
-        self.request_prefill_time.observe(seq.first_token_s - seq.scheduled_s)
-        self.request_inference_time.observe(seq.last_token_s - seq.scheduled_s)
-        self.request_decode_time.observe(decode_s)
-        self.request_time_per_output_token.observe(decode_s / (seq.outputs - 1) if seq.outputs > 1 else 0.0)
-        self.request_num_preemptions.observe(seq.preemptions)
-        self.request_prefill_kv_computed_tokens.observe(seq.prompt_tokens - seq.cached_tokens)
-        self.request_prompt_tokens.observe(seq.prompt_tokens)
-        self.request_generation_tokens.observe(seq.outputs)
-        self.request_max_num_generation_tokens.observe(seq.outputs)
-        self.request_params_n.observe(1)
-        self.request_params_max_tokens.observe(seq.max_tokens)
+        self.e2e_request_latency.add(last_s - arrived_s)
+        self.request_queue_time.add(scheduled_s - queued_s)
+        self.request_prefill_time.add(first_s - scheduled_s)
+        self.request_inference_time.add(last_s - scheduled_s)
+        self.request_decode_time.add(last_s - first_s)
+        self.request_time_per_output_token.add((last_s - first_s) / (outputs - 1) if outputs > 1 else 0.0)
+        self.request_num_preemptions.add(seq.preemptions)
+        self.request_prefill_kv_computed_tokens.add(seq.prompt_tokens - seq.cached_tokens)
+        self.request_prompt_tokens.add(seq.prompt_tokens)
+        self.request_generation_tokens.add(outputs)
+        self.request_max_num_generation_tokens.add(outputs)
+        self.request_params_n.add(1)
+        self.request_params_max_tokens.add(seq.max_tokens)

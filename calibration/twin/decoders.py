@@ -34,7 +34,7 @@ class Decoders(Protocol):
         ...
 
     def drop(self, seq: Sequence) -> None:
-        """Take ``seq`` out; its ``computed`` are the tokens the cache may keep."""
+        """Take ``seq`` out; its ``computed`` are the tokens the cache may keep, its ``blocks`` what it holds."""
         ...
 
     def hold(self, last: Sequence) -> list[tuple[Sequence, int]]:
@@ -46,7 +46,15 @@ class Decoders(Protocol):
         ...
 
     def grow(self) -> None:
-        """Give each the blocks it needs; the pool has been asked for :meth:`growth`."""
+        """All have the blocks they need for this step; the pool has been asked for :meth:`growth`."""
+        ...
+
+    def grow_one(self, seq: Sequence, blocks: int) -> None:
+        """``seq`` has the ``blocks`` it needs for this step."""
+        ...
+
+    def blocks(self, seq: Sequence) -> int:
+        """Blocks ``seq`` holds."""
         ...
 
     def growing(self) -> list[tuple[Sequence, int]]:
@@ -78,6 +86,9 @@ class Decoders(Protocol):
         ...
 
 
+_NOBODY: dict[Sequence, None] = {}
+
+
 class LockStep:
     """One token a step for each. ``computed = steps + base`` with one ``base`` a sequence.
 
@@ -96,6 +107,8 @@ class LockStep:
         #: sequences by base modulo block size: those of one entry need a block in the same step
         self._phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         self._ends: dict[int, dict[Sequence, None]] = {}
+        #: those that have had their block for the step being scheduled, and how many sit it out
+        self._grown: dict[Sequence, None] = _NOBODY
         self._held = 0
 
     def __len__(self) -> int:
@@ -132,6 +145,7 @@ class LockStep:
 
     def drop(self, seq: Sequence) -> None:
         seq.computed = self.cacheable(seq)
+        seq.blocks = self.blocks(seq)
         self._leave(seq)
         seq.decoding = False
 
@@ -146,14 +160,22 @@ class LockStep:
         return len(self._phase[-self._steps % self._block_size])
 
     def grow(self) -> None:
-        for seq in self._phase[-self._steps % self._block_size]:
-            seq.blocks += 1
+        self._grown = self._phase[-self._steps % self._block_size]
+
+    def grow_one(self, seq: Sequence, blocks: int) -> None:
+        if self._grown is _NOBODY:
+            self._grown = {}
+        self._grown[seq] = None
+
+    def blocks(self, seq: Sequence) -> int:
+        return -(-(self._steps + self._base[seq]) // self._block_size) + (seq in self._grown)
 
     def growing(self) -> list[tuple[Sequence, int]]:
         return [(seq, 1) for seq in sorted(self._phase[-self._steps % self._block_size], key=_order)]
 
     def advance(self, step: int) -> dict[Sequence, int] | None:
         self._steps += 1
+        self._grown = _NOBODY
         self._held = 0
         return None
 
@@ -241,6 +263,12 @@ class Speculative:
     def grow(self) -> None:
         for seq, blocks in self.growing():
             seq.blocks += blocks
+
+    def grow_one(self, seq: Sequence, blocks: int) -> None:
+        seq.blocks += blocks
+
+    def blocks(self, seq: Sequence) -> int:
+        return seq.blocks
 
     def growing(self) -> list[tuple[Sequence, int]]:
         needs = []

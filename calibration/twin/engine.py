@@ -19,6 +19,9 @@ from calibration.twin.decoders import Speculative
 from calibration.twin.scheduler import Scheduler, Step
 from calibration.twin.sequence import Sequence, Status
 
+#: steps after which values added to histograms are put into their buckets
+_SETTLE_EVERY = 4_096
+
 
 @dataclass(slots=True)
 class Output:
@@ -93,6 +96,7 @@ class Engine:
         self._ahead: Step | None = None
         #: end of the last step: when every decoding sequence had its last token
         self._last_end_s = 0.0
+        self._unsettled = 0
 
     @property
     def unfinished(self) -> int:
@@ -169,14 +173,14 @@ class Engine:
         if step is None or due_s is None or self._inbox or not scheduler.repeats(step):
             return None
         stretch = Stretch(max(self._last_end_s, step.start_s), [], [], step.decode_seqs)
-        observe = self.counters.inter_token_latency.observe
+        add_times = self.counters.inter_token_latency.add_times
         while due_s <= limit_s:
             usage = scheduler.pool.usage
             if not scheduler.repeat(step):
                 break
             stretch.ends_s.append(due_s)
             stretch.usages.append(usage)
-            observe(due_s - self._last_end_s, step.decode_seqs)
+            add_times(due_s - self._last_end_s, step.decode_seqs)
             self._last_end_s = step.start_s = due_s
             due_s += self._duration_s(step)
         if not stretch.ends_s:
@@ -189,7 +193,7 @@ class Engine:
         steps = len(stretch.ends_s)
         self.counters.steps += steps
         self.counters.generation_tokens += steps * stretch.decode_seqs
-        self.counters.iteration_tokens.observe(stretch.decode_seqs, steps)
+        self.counters.iteration_tokens.add_times(stretch.decode_seqs, steps)
         self._set_gauges()
         self.counters.kv_cache_usage = stretch.usages[-1]
 
@@ -227,17 +231,21 @@ class Engine:
             computed_prompt_tokens = self._count_completed(step, output, finished, now_s)
             decoded -= len(output.started) + len(output.resumed)
         if decoded:
-            counters.inter_token_latency.observe(now_s - self._last_end_s, decoded)
+            counters.inter_token_latency.add_times(now_s - self._last_end_s, decoded)
         generated = len(output.started) + len(output.resumed)
         generated += decoded if step.tokens is None else sum(step.tokens.values())
         if generated:
             counters.generation_tokens += generated
-            counters.iteration_tokens.observe(computed_prompt_tokens + generated)
+            counters.iteration_tokens.add(computed_prompt_tokens + generated)
         if finished:
             self._count_finished(finished, now_s)
             output.finished = tuple(finished)
         self._last_end_s = now_s
         counters.steps += 1
+        self._unsettled += 1
+        if self._unsettled == _SETTLE_EVERY:
+            self._unsettled = 0
+            counters.settle()
         self._set_gauges()
         return output
 
@@ -254,7 +262,7 @@ class Engine:
                 output.started += (seq,)
             else:
                 assert seq.last_token_s is not None
-                self.counters.inter_token_latency.observe(now_s - seq.last_token_s)
+                self.counters.inter_token_latency.add(now_s - seq.last_token_s)
                 output.resumed += (seq,)
         return computed
 

@@ -22,6 +22,8 @@ class Router:
     def choose(self) -> int:
         """Index of the engine for the next request."""
         count = len(self._engines)
+        if count == 1:
+            return 0
         order = [(self._start + i) % count for i in range(count)]
         best = min(order, key=lambda index: self._score(self._engines[index]))
         self._start = (self._start + 1) % count

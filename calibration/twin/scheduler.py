@@ -72,7 +72,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, rng: random.Random, keep_members: bool = False) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_gpu_blocks, config.enable_prefix_caching)
+        self.pool = BlockPool(config.num_gpu_blocks, config.enable_prefix_caching, self._full_blocks)
         self.waiting: WaitingQueue = PriorityQueue() if config.scheduling_policy == "priority" else FcfsQueue()
         self.running: dict[Sequence, None] = {}
         self.decoders: Decoders = (
@@ -146,7 +146,6 @@ class Scheduler:
             return False
         if growth:
             self.pool.take(growth)
-            decoders.grow()
         step.kv_tokens = decoders.kv_tokens
         step.index += 1
         self._steps = step.index
@@ -158,7 +157,7 @@ class Scheduler:
         if growth <= self.pool.free:
             if growth:
                 self.pool.take(growth)
-                self.decoders.grow()
+            self.decoders.grow()
         else:
             self._grow_in_order(step)
 
@@ -178,21 +177,21 @@ class Scheduler:
         Under FCFS nobody is behind it. (vLLM's loop over the running requests breaks there.)
         """
         for seq, blocks in self.decoders.growing():
-            if seq.decoding and not self._grow_or_preempt(seq, blocks, step):
+            if not seq.decoding:
+                continue
+            if not self._take_or_preempt(seq, blocks, step):
                 step.held = tuple(self.decoders.hold(seq))
                 return
+            self.decoders.grow_one(seq, blocks)
 
-    def _grow(self, seq: Sequence, blocks: int) -> None:
-        self.pool.take(blocks)
-        seq.blocks += blocks
-
-    def _grow_or_preempt(self, seq: Sequence, blocks: int, step: Step) -> bool:
+    def _take_or_preempt(self, seq: Sequence, blocks: int, step: Step) -> bool:
+        """Take ``blocks`` for ``seq`` out of the pool; False where ``seq`` itself had to go."""
         while blocks > self.pool.free:
             victim = self._victim()
             self._preempt(victim, step)
             if victim is seq:
                 return False
-        self._grow(seq, blocks)
+        self.pool.take(blocks)
         return True
 
     def _victim(self) -> Sequence:
@@ -216,7 +215,8 @@ class Scheduler:
 
     def _let_go(self, seq: Sequence) -> None:
         del self.running[seq]
-        self.pool.close(seq.table, seq.blocks)
+        self.pool.close(seq.chain, seq.blocks)
+        seq.chain = None
         seq.blocks = 0
         seq.computed = 0
 
@@ -224,7 +224,8 @@ class Scheduler:
         for seq in list(self._prefilling):
             if (chunk := min(seq.tokens - seq.computed, budget)) and seq in self._prefilling:
                 needed = self._blocks_for(self._slots(seq.computed + chunk)) - seq.blocks
-                if needed <= 0 or self._grow_or_preempt(seq, needed, step):
+                if needed <= 0 or self._take_or_preempt(seq, needed, step):
+                    seq.blocks += max(needed, 0)
                     self._compute(seq, chunk, step)
                     budget -= chunk
         return budget
@@ -248,16 +249,18 @@ class Scheduler:
             hit = self._lookup(seq)
             cached = hit.blocks * self.config.block_size
             chunk = seq.tokens - cached
-            padding = 0 if mixed else self._padding(step, chunk, cached)
+            padding = self._padding(step, chunk, cached) if chunk == 1 and not mixed else 0
             if chunk + padding > budget and (padding or not self.config.enable_chunked_prefill):
                 break
-            chunk = min(chunk, budget)
+            if chunk > budget:
+                chunk = budget
             blocks = self._blocks_for(self._slots(cached + chunk + padding))
             if not self._fits(seq, hit, blocks):
                 break
             self.waiting.take()
             self._start(seq, hit, cached)
-            self._grow(seq, blocks - hit.blocks)
+            self.pool.take(blocks - hit.blocks)
+            seq.blocks = blocks
             step.admitted += (seq,)
             if padding:
                 step.padding += padding
@@ -270,9 +273,11 @@ class Scheduler:
         """Empty drafts for a prompt with one token left to compute, so that the batch stays one of equal rows."""
         drafts = self._tokens_per_decode - 1
         room = cached + chunk + drafts + 1 <= self.config.max_model_len
-        return drafts if chunk == 1 and room and (step.decode_seqs or cached) else 0
+        return drafts if room and (step.decode_seqs or cached) else 0
 
     def _slots(self, tokens: int) -> int:
+        if not self._lookahead_tokens:
+            return tokens
         return min(tokens + self._lookahead_tokens, self.config.max_model_len)
 
     def _lookup(self, seq: Sequence) -> Hit:
@@ -286,15 +291,14 @@ class Scheduler:
 
     def _fits(self, seq: Sequence, hit: Hit, blocks: int) -> bool:
         reserve = self._watermark_blocks if self.running else 0
-        if self.config.scheduler_reserve_full_isl:
-            blocks = max(blocks, self._blocks_for(seq.tokens))
+        if self.config.scheduler_reserve_full_isl and (whole := self._blocks_for(seq.tokens)) > blocks:
+            blocks = whole
         return blocks - hit.blocks + hit.free + reserve <= self.pool.free
 
     def _start(self, seq: Sequence, hit: Hit, cached: int) -> None:
-        self.pool.open(seq.table, seq.content, hit, lambda: self._cacheable(seq) // self.config.block_size)
+        seq.chain = self.pool.open(seq.content, hit, seq)
         self._admissions += 1
         seq.order = self._admissions
-        seq.blocks = hit.blocks
         seq.computed = cached
         seq.status = Status.RUNNING
         self.running[seq] = None
@@ -304,8 +308,12 @@ class Scheduler:
                 self.prefix_queries += seq.tokens
                 self.prefix_hits += cached
 
-    def _cacheable(self, seq: Sequence) -> int:
-        return self.decoders.cacheable(seq) if seq.decoding else seq.computed
+    def _full_blocks(self, seq: Sequence) -> int:
+        return (self.decoders.cacheable(seq) if seq.decoding else seq.computed) // self._block_size
+
+    def blocks_of(self, seq: Sequence) -> int:
+        """Blocks ``seq`` holds, shared ones included."""
+        return self.decoders.blocks(seq) if seq.decoding else seq.blocks
 
     # ------------------------------------------------------------------ the end of a step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from calibration.twin.blocks import Table
+from calibration.twin.blocks import Chain
 from calibration.twin.content import Content
 
 
@@ -35,6 +35,7 @@ class Sequence:
         "arrived_s",
         "blocks",
         "cached_tokens",
+        "chain",
         "computed",
         "content",
         "decoding",
@@ -56,7 +57,6 @@ class Sequence:
         "queued_s",
         "scheduled_s",
         "status",
-        "table",
         "uncounted_preemptions",
     )
 
@@ -89,9 +89,10 @@ class Sequence:
         self.computed = 0
         #: of these, while it decodes, the ones whose blocks were in the cache when its prefill ended
         self.prefilled = 0
-        #: blocks held, shared ones included
+        #: blocks held, shared ones included; while it decodes, the decoders know better
         self.blocks = 0
-        self.table = Table()
+        #: its own blocks in the pool, where the pool keeps contents
+        self.chain: Chain | None = None
         #: position in the running list: admissions count up
         self.order = 0
         #: step of its prefill's end, and step of its last token as far as is known

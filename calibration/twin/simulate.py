@@ -131,14 +131,6 @@ class _Recorder:
         )
 
 
-@dataclass(slots=True)
-class _Sent:
-    user: int
-    scheduled_s: float
-    seq: Sequence
-    engine: int = 0
-
-
 class _Load:
     """What open and closed loops share: requests on their way, and the trace of them."""
 
@@ -149,21 +141,17 @@ class _Load:
         self._make = make
         self._overhead_s = overhead_s
         self._made: dict[int, int] = {}
-        self._sent: list[_Sent] = []
+        #: user, time and sequence of each request
+        self._sent: list[tuple[int, float, Sequence]] = []
 
-    def send(self, user: int, now_s: float) -> None:
-        """``user`` sends its next request."""
+    def send(self, user: int, sent_s: float) -> None:
+        """``user`` sends its next request at ``sent_s``."""
         nth = self._made.get(user, 0)
         self._made[user] = nth + 1
         seq = self._make(user, nth)
-        sent = _Sent(user, now_s, seq)
-        seq.payload = sent
-        self._sent.append(sent)
-        self.kernel.at(now_s + self._overhead_s, lambda _: self._arrive(sent))
-
-    def _arrive(self, sent: _Sent) -> None:
-        sent.engine = self._router.choose()
-        self.kernel.submit(sent.engine, sent.seq)
+        seq.payload = user
+        self._sent.append((user, sent_s, seq))
+        self.kernel.at(sent_s + self._overhead_s, lambda _: self.kernel.submit(self._router.choose(), seq))
 
     def _take(self, index: int, output: Output) -> None:
         self._recorders[index].add(output)
@@ -173,8 +161,8 @@ class _Load:
     def _take_stretch(self, index: int, stretch: Stretch) -> None:
         self._recorders[index].add_stretch(stretch)
 
-    def finished(self, sent: _Sent, now_s: float) -> None:
-        """A request had its last token."""
+    def finished(self, user: int, now_s: float) -> None:
+        """A request of ``user`` had its last token."""
 
     def run(self) -> Run:
         return Run(
@@ -185,8 +173,8 @@ class _Load:
         )
 
     def _trace(self) -> RequestTrace:
-        sent_s = _column([sent.scheduled_s for sent in self._sent])
-        seqs = [sent.seq for sent in self._sent]
+        sent_s = _column(time_s for _, time_s, _ in self._sent)
+        seqs = [seq for _, _, seq in self._sent]
         done = np.array([seq.status is Status.FINISHED for seq in seqs], dtype=np.bool_)
         ttft_s = _column([seq.first_token_s for seq in seqs]) - sent_s
         last_s = np.where(done, _column([seq.finished_s for seq in seqs]) - sent_s, np.nan)
@@ -195,7 +183,7 @@ class _Load:
             tpot_s = np.where(outputs > 1, (last_s - ttft_s) / (outputs - 1), np.nan)
         return RequestTrace(
             source="twin",
-            user=np.array([sent.user for sent in self._sent], dtype=np.int64),
+            user=np.array([user for user, _, _ in self._sent], dtype=np.int64),
             scheduled_s=sent_s,
             sent_s=sent_s,
             ttft_s=ttft_s,
@@ -231,17 +219,13 @@ class _ClosedLoop(_Load):
         self._left = max_requests
 
     def plan(self, user: int, time_s: float) -> None:
-        """``user`` will send at ``time_s``, if the load lasts so long."""
-        if time_s <= self._last_send_s:
-            self.kernel.at(time_s, lambda now_s: self._send_if_left(user, now_s))
-
-    def _send_if_left(self, user: int, now_s: float) -> None:
-        if self._left > 0:
+        """``user`` sends at ``time_s``, if the load lasts so long."""
+        if time_s <= self._last_send_s and self._left > 0:
             self._left -= 1
-            self.send(user, now_s)
+            self.send(user, time_s)
 
-    def finished(self, sent: _Sent, now_s: float) -> None:
-        self.plan(sent.user, now_s + self._think_s)
+    def finished(self, user: int, now_s: float) -> None:
+        self.plan(user, now_s + self._think_s)
 
 
 def closed_loop(
@@ -288,6 +272,6 @@ def open_loop(
     load = _Load(engines, make, overhead_s)
     for user, arrival_s in enumerate(arrivals_s):
         if arrival_s <= duration_s:
-            load.kernel.at(arrival_s, lambda time_s, user=user: load.send(user, time_s))  # type: ignore[misc]
+            load.send(user, arrival_s)
     load.kernel.run(np.inf if drain else duration_s)
     return load.run()

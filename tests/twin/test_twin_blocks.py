@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.twin.blocks import BlockPool, Table
+from calibration.twin.blocks import BlockPool, Chain
 from calibration.twin.content import Content, Key, chained_keys
 
 
@@ -82,17 +82,17 @@ class PlainPool:
 @dataclass(eq=False)
 class Running:
     content: Content
-    table: Table
     plain: list[int]
     blocks: int
     full: int
+    chain: Chain | None = None
 
 
 class Pair:
     """Both pools, told the same."""
 
     def __init__(self, total: int, caching: bool) -> None:
-        self.pool = BlockPool(total + 1, caching)
+        self.pool = BlockPool(total + 1, caching, lambda seq: seq.full)
         self.plain = PlainPool(total, caching)
         self.running: list[Running] = []
         self.known: list[tuple[Content, int]] = []
@@ -119,10 +119,10 @@ class Pair:
         assert hit.free == sum(not self.plain.blocks[i].users for i in plain_hit)
         if blocks - hit.blocks + hit.free > self.pool.free:
             return
-        seq = Running(content, Table(), plain_hit, blocks, max(hit.blocks, blocks - 1))
+        seq = Running(content, plain_hit, blocks, max(hit.blocks, blocks - 1))
         self.plain.touch(plain_hit)
         seq.plain = plain_hit + self.plain.take(blocks - hit.blocks)
-        self.pool.open(seq.table, content, hit, lambda: seq.full)
+        seq.chain = self.pool.open(content, hit, seq)
         self.pool.take(blocks - hit.blocks)
         self.plain.keep(seq.plain, content, seq.full)
         self.running.append(seq)
@@ -144,7 +144,7 @@ class Pair:
     def stop(self, which: int) -> None:
         if self.running:
             seq = self.running.pop(which % len(self.running))
-            self.pool.close(seq.table, seq.blocks)
+            self.pool.close(seq.chain, seq.blocks)
             self.plain.release(seq.plain)
 
 
@@ -171,54 +171,70 @@ def test_runs_of_blocks_are_the_blocks_one_by_one(total: int, caching: bool, mov
     assert pair.pool.free == total
 
 
+def pool_of(blocks: int) -> BlockPool:
+    """A pool whose sequences are told by how many of their blocks are full."""
+    return BlockPool(blocks + 1, True, lambda full: int(full))
+
+
+def used_and_left(pool: BlockPool, content: Content, blocks: int, full: int) -> None:
+    """A sequence came, took ``blocks`` and went."""
+    chain = pool.open(content, pool.lookup(content, full), full)
+    pool.take(blocks)
+    pool.close(chain, blocks)
+
+
 def test_the_null_block_is_nobodys() -> None:
-    pool = BlockPool(41, enable_prefix_caching=True)
+    pool = BlockPool(41, True, int)
     assert pool.total == pool.free == 40
     pool.take(10)
     assert pool.usage == pytest.approx(0.25)
 
 
 def test_cached_blocks_nobody_uses_count_as_free() -> None:
-    pool, table = BlockPool(11, enable_prefix_caching=True), Table()
-    pool.open(table, content := Content([1, 2, 3]), pool.lookup(content := Content([1, 2, 3]), 3), lambda: 3)
-    pool.take(4)
-    assert pool.usage == pytest.approx(0.4)
-    pool.close(table, 4)
+    pool, content = pool_of(10), Content([1, 2, 3])
+    used_and_left(pool, content, blocks=4, full=3)
     assert pool.usage == 0
     assert pool.cached_free == 3
     assert pool.lookup(content, 3).blocks == 3
 
 
 def test_the_tail_of_a_request_is_evicted_first() -> None:
-    pool, table = BlockPool(5, enable_prefix_caching=True), Table()
-    content = Content([1, 2, 3, 4])
-    pool.open(table, content, pool.lookup(content, 4), lambda: 4)
-    pool.take(4)
-    pool.close(table, 4)
+    pool, content = pool_of(4), Content([1, 2, 3, 4])
+    used_and_left(pool, content, blocks=4, full=4)
     pool.take(1)
     assert pool.lookup(content, 4).blocks == 3
 
 
 def test_blocks_without_a_key_are_taken_before_cached_ones() -> None:
-    pool, table = BlockPool(5, enable_prefix_caching=True), Table()
-    content = Content([1, 2])
-    pool.open(table, content, pool.lookup(content, 2), lambda: 2)
-    pool.take(3)
-    pool.close(table, 3)
+    pool, content = pool_of(4), Content([1, 2])
+    used_and_left(pool, content, blocks=3, full=2)
     pool.take(2)
     assert pool.lookup(content, 2).blocks == 2
 
 
+def test_the_content_left_last_stays_longest() -> None:
+    pool, first, second = pool_of(4), Content([1, 2]), Content([3, 4])
+    used_and_left(pool, first, blocks=2, full=2)
+    used_and_left(pool, second, blocks=2, full=2)
+    pool.take(2)
+    assert (pool.lookup(first, 2).blocks, pool.lookup(second, 2).blocks) == (0, 2)
+
+
 def test_a_hit_takes_its_blocks_out_of_the_free_queue() -> None:
-    pool, first, second = BlockPool(5, enable_prefix_caching=True), Table(), Table()
-    content = Content([1, 2, 3])
-    pool.open(first, content, pool.lookup(content, 3), lambda: 3)
-    pool.take(3)
-    pool.close(first, 3)
+    pool, content = pool_of(4), Content([1, 2, 3])
+    used_and_left(pool, content, blocks=3, full=3)
     hit = pool.lookup(content, 2)
     assert (hit.blocks, hit.free, pool.free) == (2, 2, 4)
-    pool.open(second, content, hit, lambda: 2)
+    pool.open(content, hit, 2)
     assert pool.free == 2
+
+
+def test_blocks_of_a_running_request_are_hit_without_leaving_the_queue() -> None:
+    pool, content = pool_of(4), Content([1, 2, 3])
+    pool.open(content, pool.lookup(content, 3), 3)
+    pool.take(3)
+    hit = pool.lookup(content, 3)
+    assert (hit.blocks, hit.free) == (3, 0)
 
 
 def test_a_salt_separates_equal_prompts() -> None:

@@ -97,7 +97,7 @@ def test_blocks_conserve_and_usage_is_a_fraction(case: tuple[EngineConfig, Load]
 
     def watch(output: Output) -> None:
         scheduler = engine.scheduler
-        private = sum(seq.blocks for seq in scheduler.running)
+        private = sum(scheduler.blocks_of(seq) for seq in scheduler.running)
         used = config.usable_blocks - scheduler.pool.free
         # shared blocks are held by several and used once
         assert used <= private
