@@ -145,7 +145,7 @@ class Run:
 
     async def _measure(self) -> None:
         options = self._options
-        async with Getter(api_key=options.api_key, verify_tls=options.verify_tls) as getter:
+        async with Getter(api_key=options.api_key, key_url=options.base_url, verify_tls=options.verify_tls) as getter:
             probed = await probe(getter, options.base_url, model=options.model, metrics_url=options.metrics_url)
             profile = self._resolved(probed)
             allow_open_files(max(self._streams_of(stage) for stage in profile.stages))
@@ -400,9 +400,11 @@ class Run:
                 (window["start_s"], window["end_s"]) if window else None,
                 span,
                 ours=self._our_traffic(),
-                prompts_unique=True,
+                # the chat template is a prefix that all prompts share
+                prompts_unique=self._options.profile.workload.endpoint == "completions",
             ).to_dict()
             summary["reasons"] += summary["server"]["contamination"]
+            self._scraper.forget_before(span[1])
         self.stages.append(summary)
         self._write_document(lambda writer: writer.write_summary(self.stages))
         self._view.summarised(summary)
