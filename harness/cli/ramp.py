@@ -149,13 +149,11 @@ def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, 
     import asyncio
     import sys
 
-    from rich.console import Console
-
+    from harness.cli.display import Display
     from harness.cli.live import LiveView, QuietView, stage_table
     from harness.load.run import Run
 
-    console = Console(stderr=True)
-    view: LiveView | QuietView = QuietView() if quiet else LiveView(console)
+    view: LiveView | QuietView = QuietView() if quiet else LiveView(Display(stderr=True))
     run = Run(options, view)
     try:
         asyncio.run(run.execute())
@@ -164,7 +162,7 @@ def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, 
         if json and run.stages:
             _print_json(options, run.stages)
         elif run.stages and not quiet:
-            out = Console(width=None if sys.stdout.isatty() else 140)
+            out = Display(width=None if sys.stdout.isatty() else 140)
             out.print(stage_table(run.stages))
             for stage in run.stages:
                 for reason in stage["reasons"]:
@@ -174,15 +172,13 @@ def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, 
 
 
 def _print_json(options: RampOptions, stages: list[dict[str, Any]]) -> None:
-    import sys
-
     import orjson
 
+    from harness.cli.display import print_document
     from harness.store import SCHEMA_VERSION
 
     document = {"schema_version": SCHEMA_VERSION, "out": str(options.out), "stages": stages}
-    sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.flush()
+    print_document(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def default_folder(name: str) -> Path:

@@ -62,6 +62,10 @@ class FaultThread:
         """Drop every connection with RST and listen no more, as when the process is killed."""
         asyncio.run_coroutine_threadsafe(self.server._die(), self._loop).result(20)
 
+    def restart(self, down_s: float) -> None:
+        """Drop every connection, be away for so long, listen again."""
+        asyncio.run_coroutine_threadsafe(self.server.restart(down_s), self._loop).result(20)
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             try:
