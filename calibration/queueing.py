@@ -60,6 +60,11 @@ class Shape:
             raise InputError(f"think_s = {self.think_s!r}, expected at least 0")
 
     @property
+    def decode_steps(self) -> float:
+        """Steps a request decodes after its first token; one for a single output token, so that it is there at all."""
+        return max(1.0, self.output_tokens - 1)
+
+    @property
     def computed_tokens(self) -> float:
         """Prompt tokens that are computed."""
         return self.prompt_tokens * (1 - self.cached_prompt_share)
@@ -212,10 +217,21 @@ def falling_root(function: Callable[[float], float], low: float, high: float) ->
     return (low + high) / 2
 
 
+def at_running(server: Server, shape: Shape, running: float) -> OperatingPoint:
+    """The operating point at which ``running`` sequences of one replica decode, in a steady state below every limit: the
+    users that keep so many running follow."""
+    steady = replace(shape, requests_per_user=None)
+    step = _mean_step(server, steady, running)
+    first = _ttft_s(server, steady, running, step, follows=shape.think_s == 0)
+    decoding = shape.decode_steps * step.mean_s
+    users = running * (first + decoding + shape.think_s) / decoding
+    return _point(server, steady, users, running, None)
+
+
 def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
     """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
     step = _mean_step(server, shape, running)
-    decoding = (shape.output_tokens - 1) * step.mean_s
+    decoding = shape.decode_steps * step.mean_s
     return (
         users * decoding / (decoding + _ttft_s(server, shape, users, step, follows=shape.think_s == 0) + shape.think_s)
     )
@@ -224,7 +240,7 @@ def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
 def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: float | None) -> OperatingPoint:
     step = _mean_step(server, shape, running)
     first = _ttft_s(server, shape, users, step, follows=shape.think_s == 0) if ttft_s is None else ttft_s
-    decoding = (shape.output_tokens - 1) * step.mean_s
+    decoding = shape.decode_steps * step.mean_s
     rate = users / (first + decoding + shape.think_s)
     return OperatingPoint(
         users=users * server.replicas,
@@ -241,7 +257,7 @@ def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: f
 def _full(server: Server, shape: Shape, users: float, running: float) -> OperatingPoint:
     """``running`` sequences run and no more: a request's life among them sets the rate, the users who are too many wait."""
     step = _mean_step(server, shape, running)
-    decoding = (shape.output_tokens - 1) * step.mean_s
+    decoding = shape.decode_steps * step.mean_s
     rate = running / (decoding + step.prompt_s)
     first = max(
         users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step, follows=shape.think_s == 0)
@@ -265,14 +281,14 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     running = falling_root(lambda batch: rate - _served(server, steady, batch), 0.0, high)
     step = _mean_step(server, steady, running)
     first = _ttft_s(server, steady, running, step, follows=False)
-    users = rate * (first + (steady.output_tokens - 1) * step.mean_s)
+    users = rate * (first + steady.decode_steps * step.mean_s)
     return replace(_point(server, steady, users, running, first), regime="below_limits")
 
 
 def _served(server: Server, shape: Shape, running: float) -> float:
     """Requests a second that ``running`` sequences finish on one replica."""
     step = _mean_step(server, shape, running)
-    return running / max((shape.output_tokens - 1) * step.mean_s, step.prompt_s)
+    return running / max(shape.decode_steps * step.mean_s, step.prompt_s)
 
 
 def most_requests_per_s(server: Server, shape: Shape) -> float:

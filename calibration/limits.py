@@ -1,0 +1,268 @@
+"""Every limit on users, which one binds, and what users get there.
+
+    kv_full        the pool is full with all streams at their end        exact where vLLM is exact (calibration.kv_users)
+    kv_staggered   the pool is full on average                           the same
+    max_num_seqs   as many sequences as vLLM runs at once
+    tpot           the mean time per output token reaches its limit      with an interval
+    ttft           the mean time to the first token reaches its limit    with an interval
+    knee           an added user brings less than a quarter of what the first one brings (calibration.saturation)
+
+Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average.
+Operating points are traced by the number running, B: a step, a first token and so the users N(B) follow from it without
+solving anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from calibration.errors import InputError
+from calibration.factors import Z90, Basis, FactorSet
+from calibration.plan import Load, Plan
+from calibration.prediction import Estimate, Outcome, propagate
+from calibration.priors import physics_of, prior_factors
+from calibration.queueing import OperatingPoint, Server, Shape, at_running, closed_loop, falling_root
+from calibration.saturation import KNEE_SLOPE
+from calibration.serving import Serving
+
+#: beyond this many users of one replica a limit is taken as not reached
+_MOST_USERS = 1e6
+#: step over which the slope at the knee is taken, as a share of those running
+_SLOPE_STEP = 0.02
+
+#: what each limit is called in a sentence
+NAMES: Mapping[str, str] = {
+    "kv_staggered": "the KV pool",
+    "max_num_seqs": "max_num_seqs",
+    "tpot": "the limit on time per output token",
+    "ttft": "the limit on time to first token",
+    "knee": "the knee of throughput",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits on means, in seconds; None: none.
+
+    Raises:
+        InputError: a limit that is not more than 0.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("ttft_s", "tpot_s"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise InputError(f"slo {key} = {value!r}, expected more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Users over all replicas. ``tpot``, ``ttft`` and ``knee`` are None where not asked for, or not reached by any number
+    of users; ``ranked`` are the limits that are reached, the smallest first."""
+
+    kv_full: float
+    kv_staggered: float
+    max_num_seqs: float
+    tpot: Estimate | None
+    ttft: Estimate | None
+    knee: Estimate | None
+    ranked: tuple[tuple[str, float], ...]
+
+    @property
+    def binding(self) -> str:
+        return self.ranked[0][0]
+
+    @property
+    def next(self) -> str | None:
+        return self.ranked[1][0] if len(self.ranked) > 1 else None
+
+    @property
+    def users(self) -> float:
+        """Users at the binding limit."""
+        return self.ranked[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What a deployment does under a load: its limits, and the operating point at the binding one (whole users, at least
+    one). ``why`` is one sentence."""
+
+    limits: Limits
+    users: int
+    point: OperatingPoint
+    throughput_tokens_per_s: Estimate
+    tokens_per_s_per_user: Estimate
+    tpot_s: Estimate
+    ttft_s: Estimate
+    why: str
+
+
+def shape_of(load: Load, think_s: float = 0.0) -> Shape:
+    """The plan's load in a steady state."""
+    return Shape(prompt_tokens=load.prompt_tokens, output_tokens=load.output_tokens, think_s=think_s)
+
+
+def size(plan: Plan, slo: Slo | None = None, factors: FactorSet | None = None, think_s: float = 0.0) -> Sizing | None:
+    """Limits and operating point of a plan; None where it does not fit, so that nothing runs.
+
+    Args:
+        slo: limits on means that count as limits on users.
+        factors: the calibration; None: the priors.
+
+    Raises:
+        Unsupported: no device is known, so no step can be timed.
+    """
+    if plan.memory.pool is None or not plan.memory.fits:
+        return None
+    served = Serving(plan.deployment, physics_of(plan.deployment), plan.memory.pool)
+    known = factors if factors is not None else prior_factors(plan.deployment, served.physics)
+    shape = shape_of(plan.load, think_s)
+    limits = limits_of(served, known, shape, slo or Slo())
+    users = max(1, math.floor(limits.users + 1e-9))
+    point = closed_loop(served.server(known, shape), shape, users)
+    basis = known.basis(users, shape.prompt_tokens, shape.output_tokens)
+    found = propagate(lambda f: _outcome(served.server(f, shape), shape, users), known, basis)
+    return Sizing(
+        limits=limits,
+        users=users,
+        point=point,
+        throughput_tokens_per_s=found["throughput"],
+        tokens_per_s_per_user=found["per_user"],
+        tpot_s=found["tpot"],
+        ttft_s=found["ttft"],
+        why=explain(served, shape, limits),
+    )
+
+
+def _outcome(server: Server, shape: Shape, users: float) -> Outcome:
+    point = closed_loop(server, shape, users)
+    return {
+        "throughput": point.output_tokens_per_s,
+        "per_user": point.output_tokens_per_s_per_user,
+        "tpot": point.tpot_s,
+        "ttft": point.ttft_s,
+    }
+
+
+def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, intervals: bool = True) -> Limits:
+    """Every limit on users; without ``intervals`` those of latency and the knee are points."""
+    server = served.server(factors, shape)
+    free = replace(server, max_running=None, max_num_seqs=int(_MOST_USERS))
+    wall = served.wall(shape)
+    full, staggered = wall if wall is not None else (0.0, 0.0)
+    basis = factors.basis(1, shape.prompt_tokens, shape.output_tokens)
+
+    def reach(of: Callable[[OperatingPoint], float], limit: float | None, name: str) -> Estimate | None:
+        if limit is None:
+            return None
+        sd = _log_sd(served, factors, shape, free, of, limit, name) if intervals else 0.0
+        return _users_at(free, shape, of, limit, sd, basis)
+
+    tpot = reach(lambda point: point.tpot_s, slo.tpot_s, "tpot")
+    ttft = reach(lambda point: point.ttft_s, slo.ttft_s, "ttft")
+    bend = _knee(free, shape, basis)
+    most = float(served.deployment.max_num_seqs * served.deployment.dp)
+    found = [("kv_staggered", staggered), ("max_num_seqs", most)]
+    found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft), ("knee", bend)) if at is not None]
+    return Limits(full, staggered, most, tpot, ttft, bend, tuple(sorted(found, key=lambda item: item[1])))
+
+
+def _log_sd(
+    served: Serving,
+    factors: FactorSet,
+    shape: Shape,
+    free: Server,
+    of: Callable[[OperatingPoint], float],
+    limit: float,
+    name: str,
+) -> float:
+    """Spread of the quantity at the users where it reaches its limit."""
+    users = _users_where(free, shape, of, limit)
+    if users is None or users <= 0:
+        return 0.0
+
+    def again(changed: FactorSet) -> Outcome:
+        server = replace(served.server(changed, shape), max_running=None, max_num_seqs=free.max_num_seqs)
+        return {name: of(closed_loop(server, shape, users))}
+
+    found = propagate(again, factors, "extrapolated")[name]
+    return math.log(found.high / found.value) / Z90
+
+
+def _users_at(
+    server: Server, shape: Shape, of: Callable[[OperatingPoint], float], limit: float, log_sd: float, basis: Basis
+) -> Estimate | None:
+    """Users at which a quantity reaches its limit; the ends of the interval are those at which it would, if the model were
+    that much too fast or too slow."""
+    value, low, high = (
+        _users_where(server, shape, of, limit * math.exp(-sign * Z90 * log_sd)) for sign in (0.0, 1.0, -1.0)
+    )
+    if value is None:
+        return None
+    return Estimate(value, low if low is not None else value, high if high is not None else math.inf, basis)
+
+
+def _users_where(server: Server, shape: Shape, of: Callable[[OperatingPoint], float], limit: float) -> float | None:
+    """Users at which a quantity that grows with them reaches ``limit``; 0 where one user is over it, None where none is."""
+    one = closed_loop(server, shape, server.replicas)
+    if of(one) > limit:
+        return 0.0
+    start = one.running / server.replicas
+    if of(at_running(server, shape, _MOST_USERS)) <= limit:
+        return None
+
+    def left(log_running: float) -> float:
+        return math.log(limit / of(at_running(server, shape, math.exp(log_running))))
+
+    running = math.exp(falling_root(left, math.log(start), math.log(_MOST_USERS)))
+    return at_running(server, shape, running).users
+
+
+def _knee(server: Server, shape: Shape, basis: Basis) -> Estimate | None:
+    """Users at which an added user brings a quarter of what the first one brings."""
+    one = closed_loop(server, shape, server.replicas)
+    first = one.output_tokens_per_s / one.users
+
+    def above(log_running: float) -> float:
+        running = math.exp(log_running)
+        here, there = (at_running(server, shape, running * factor) for factor in (1.0, 1.0 + _SLOPE_STEP))
+        gained = there.output_tokens_per_s - here.output_tokens_per_s
+        return gained / (there.users - here.users) / first - KNEE_SLOPE
+
+    low, high = math.log(one.running / server.replicas), math.log(_MOST_USERS)
+    if above(low) <= 0:
+        return Estimate(one.users, one.users, one.users, basis)
+    if above(high) >= 0:
+        return None
+    users = at_running(server, shape, math.exp(falling_root(above, low, high))).users
+    return Estimate(users, users, users, basis)
+
+
+def explain(served: Serving, shape: Shape, limits: Limits) -> str:
+    """One sentence: what binds, why, and what would bind next."""
+    name, users = limits.ranked[0]
+    length = f"{shape.prompt_tokens:,.0f} + {shape.output_tokens:,.0f} tokens"
+    reasons = {
+        "kv_staggered": _pool_reason(served, length),
+        "max_num_seqs": f"vLLM runs no more sequences at once ({users:,.0f})",
+        "tpot": "each running stream adds to every step, and the step then takes as long as is allowed",
+        "ttft": "a new prompt waits for the steps of those that run and for prompts before it, as long as is allowed",
+        "knee": "beyond it a step grows almost as fast as the streams it serves, and an added user brings under a quarter of "
+        "what the first one brings",
+    }
+    if users < 1:
+        return f"Not even one user: {NAMES[name]} binds, for {reasons[name]}."
+    then = f"; next is {NAMES[limits.next]} at {limits.ranked[1][1]:,.0f}" if limits.next is not None else ""
+    return f"{users:,.0f} users: {NAMES[name]} binds, for {reasons[name]}{then}."
+
+
+def _pool_reason(served: Serving, length: str) -> str:
+    if served.pool is None:
+        return "there is none"
+    tokens = served.pool.size_tokens * served.deployment.dp
+    return f"{tokens:,} tokens of cache hold no more streams of {length} on average"
