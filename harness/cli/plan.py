@@ -8,6 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction
 from typing import TYPE_CHECKING
 
 from calibration.errors import InputError
+from harness.cli import plan_write
 
 if TYPE_CHECKING:
     from calibration.plan import Plan
@@ -74,6 +75,7 @@ def options() -> ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--explain", action="store_true", help="which physics decided each number, in plain words")
     add("--json", action="store_true", help="one JSON document on standard output and nothing else")
+    plan_write.add_options(parser)
     return parser
 
 
@@ -162,6 +164,7 @@ def run(argv: list[str]) -> None:
         _print_json(plan)
     else:
         _print(plan, asked.explain)
+    plan_write.write(asked, model, plan)
 
 
 def _with_preset(
