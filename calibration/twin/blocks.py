@@ -115,7 +115,7 @@ class BlockPool:
                     best, end = chain, reach
             if best is None:
                 break
-            hit.free += max(0, end - self._used(best))
+            hit.free += end - min(end, self._used(best))
             hit.blocks = end
             hit.spans += ((best, end),)
         return hit
@@ -157,10 +157,11 @@ class BlockPool:
 
     def _drop_run(self, run: _Run) -> None:
         del self._queue[id(run)]
-        run.chain.runs = tuple(other for other in run.chain.runs if other is not run)
+        chain = run.chain
+        chain.runs = () if len(chain.runs) == 1 else tuple(other for other in chain.runs if other is not run)
 
     def _forget_if_dead(self, chain: Chain) -> None:
-        if chain.kept == chain.start:
+        if chain.kept == chain.start:  # nothing of it is left
             key = chain.content.key(chain.start)
             siblings = self._chains[key]
             siblings.remove(chain)

@@ -84,7 +84,7 @@ class Engine:
             raise InputError(f"noise is {noise}: expected a standard deviation >= 0")
         self.config = config
         self.counters = Counters(config.max_model_len)
-        self._step_time = step_time
+        self._step_s = step_time.step_s
         self._noise = noise
         self._noise_rng = random.Random(f"{seed}/noise")
         self.scheduler = Scheduler(config, random.Random(f"{seed}/acceptance"), keep_members)
@@ -199,21 +199,22 @@ class Engine:
 
     def _schedule(self, foreseen: Step | None, now_s: float) -> Step | None:
         step = self.scheduler.schedule(foreseen)
-        while foreseen is None and step is not None and not step.scheduled_tokens:
-            # it only preempted: an engine core with work left tries again
-            step = self.scheduler.schedule()
         if step is None:
             return None
         for seq in step.admitted:
             if seq.scheduled_s is None:
                 seq.scheduled_s = now_s
-        for seq in step.interrupted:
-            # under asynchronous scheduling the token of the step still running is delivered all the same
-            seq.last_token_s = self._last_end_s if foreseen is None else self.due_s
-        return step if step.scheduled_tokens else None
+        if step.preempted:
+            for seq in step.interrupted:
+                # under asynchronous scheduling the token of the step still running is delivered all the same
+                seq.last_token_s = self._last_end_s if foreseen is None else self.due_s
+            if foreseen is None and not step.scheduled_tokens:
+                # it did nothing but preempt: an engine core with work left tries again
+                return self._schedule(None, now_s)
+        return step if step.decode_tokens or step.prefill_tokens else None
 
     def _duration_s(self, step: Step) -> float:
-        seconds = self._step_time.step_s(step.decode_seqs, step.kv_tokens, step.prefill_tokens)
+        seconds = self._step_s(step.decode_seqs, step.kv_tokens, step.prefill_tokens)
         if self._noise:
             seconds *= math.exp(self._noise_rng.gauss(-self._noise * self._noise / 2, self._noise))
         return seconds
@@ -272,17 +273,20 @@ class Engine:
             self.counters.count_preemptions(seq)
             self.counters.count_finished(seq)
 
-    def _count_drafts(self, decoders: Speculative) -> None:
+    def _count_drafts(self) -> None:
+        decoders = self.scheduler.decoders
+        assert isinstance(decoders, Speculative)
         self.counters.spec_decode_num_drafts = decoders.drafts
         self.counters.spec_decode_num_draft_tokens = decoders.draft_tokens
         self.counters.spec_decode_num_accepted_tokens_per_pos = tuple(decoders.accepted_by_position)
 
     def _set_gauges(self) -> None:
         scheduler, counters = self.scheduler, self.counters
+        pool = scheduler.pool
         counters.num_requests_running = len(scheduler.running)
         counters.num_requests_waiting = len(scheduler.waiting)
-        counters.kv_cache_usage = scheduler.pool.usage
+        counters.kv_cache_usage = 1.0 - pool.free / pool.total
         counters.prefix_cache_queries = scheduler.prefix_queries
         counters.prefix_cache_hits = scheduler.prefix_hits
-        if isinstance(scheduler.decoders, Speculative):
-            self._count_drafts(scheduler.decoders)
+        if self.config.speculation is not None:
+            self._count_drafts()

@@ -44,7 +44,7 @@ class Kernel:
     def at(self, time_s: float, action: Action) -> None:
         """Call ``action(time_s)`` at ``time_s``; what is due at one time runs in the order it was asked for."""
         self._numbered += 1
-        heapq.heappush(self._events, (max(time_s, self.now_s), self._numbered, action))
+        heapq.heappush(self._events, (time_s if time_s > self.now_s else self.now_s, self._numbered, action))
 
     def submit(self, index: int, seq: Sequence) -> None:
         """``seq`` arrives at engine ``index`` now."""

@@ -110,12 +110,15 @@ class Scheduler:
         if foreseen is not None:
             self._set_aside_ends(foreseen)
         step = Step(self._steps + 1)
-        self._schedule_decoders(step)
-        budget = self.config.max_num_batched_tokens - self.decoders.tokens
-        if self._prefilling and not step.held:
-            budget = self._schedule_prefilling(step, budget)
-        self._count_decoders(step)
-        step.tokens = self.decoders.advance(step.index)
+        growth = self.decoders.growth()
+        if growth <= self.pool.free and not self._prefilling:
+            if growth:
+                self.pool.take(growth)
+                self.decoders.grow()
+            self._run_decoders(step)
+            budget = self.config.max_num_batched_tokens - step.decode_tokens
+        else:
+            budget = self._schedule_running(step, growth)
         if self.waiting and not step.preempted:
             self._admit(step, budget)
         if not step.decode_tokens and not step.prefill_tokens and not step.preempted:
@@ -152,24 +155,31 @@ class Scheduler:
         decoders.advance(step.index)
         return True
 
-    def _schedule_decoders(self, step: Step) -> None:
-        growth = self.decoders.growth()
+    def _schedule_running(self, step: Step, growth: int) -> int:
+        """The running ones where blocks may run short; what is left of the budget."""
         if growth <= self.pool.free:
-            if growth:
-                self.pool.take(growth)
+            self.pool.take(growth)
             self.decoders.grow()
         else:
             self._grow_in_order(step)
+        budget = self.config.max_num_batched_tokens - self.decoders.tokens
+        if not step.held:
+            budget = self._schedule_prefilling(step, budget)
+        self._run_decoders(step)
+        return budget
 
-    def _count_decoders(self, step: Step) -> None:
-        step.decode_seqs = len(self.decoders) - len(step.held)
-        step.decode_tokens = self.decoders.tokens
-        step.kv_tokens = self.decoders.kv_tokens
+    def _run_decoders(self, step: Step) -> None:
+        decoders = self.decoders
+        step.decode_seqs = len(decoders)
+        step.decode_tokens = decoders.tokens
+        step.kv_tokens = decoders.kv_tokens
         if step.held:
+            step.decode_seqs -= len(step.held)
             step.kv_tokens -= sum(tokens for _, tokens in step.held)
         if self._keep_members:
             held = {seq for seq, _ in step.held}
-            step.members = [seq for seq in self.decoders.members() if seq not in held]
+            step.members = [seq for seq in decoders.members() if seq not in held]
+        step.tokens = decoders.advance(step.index)
 
     def _grow_in_order(self, step: Step) -> None:
         """Blocks are short. A sequence that has to preempt itself ends the pass: those behind it sit the step out.
