@@ -103,9 +103,7 @@ def scrape(port: int) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def small_run(
-    small_pool: Any, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, float]]]:
+def small_run(small_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, float]]]:
     """A pool of 1,312 tokens, and what the harness exported while it ran."""
     out = tmp_path_factory.mktemp("small") / "run"
     port = 9400 + os.getpid() % 500
@@ -153,12 +151,11 @@ def test_the_wall_shows_where_the_pool_says(small_run: tuple[Path, list[dict[str
     done = vllm_harness("compare", str(small_run[0]), "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    prediction = document["prediction"]
     # 40 usable blocks of 32 tokens; 164 tokens are 6 blocks at the end of a request
-    assert prediction["kv_full"] == pytest.approx(40 / 6)
-    assert 8.0 < prediction["kv_staggered"] < 11.0
-    assert document["limit"]["verdict"] in ("inside", "beside")
-    assert document["onset"]["sign"]["limit"] == "wall"
+    assert document["predicted"]["kv_full"] == pytest.approx(40 / 6)
+    assert 8.0 < document["predicted"]["kv_staggered"] < 11.0
+    assert document["verdict"] in ("inside", "beside")
+    assert document["measured"]["sign"]["limit"] == "wall"
 
 
 def test_compare_prints_both_and_keeps_the_gate(small_run: tuple[Path, list[dict[str, float]]]) -> None:
