@@ -204,6 +204,12 @@ class Architecture:
         )
 
     @property
+    def is_attention_free(self) -> bool:
+        """A class that has no attention by design; a hybrid with recurrent layers only is none (vLLM's
+        ``IsAttentionFree``)."""
+        return self.name == "Mamba2ForCausalLM"
+
+    @property
     def is_mla(self) -> bool:
         return any(a.kind == "mla" for a in self.attention_layers)
 

@@ -320,10 +320,8 @@ def _batch(
 
 
 def _prefix_caching(asked: bool | None, architecture: Architecture) -> bool:
-    """On by default; a model without any attention does not support it (``is_prefix_caching_supported``)."""
-    if asked is not None:
-        return asked
-    return bool(architecture.attention_layers)
+    """On by default, but for attention-free models (``is_prefix_caching_supported``)."""
+    return asked if asked is not None else not architecture.is_attention_free
 
 
 def _state_dtype(asked: str | None, architecture: Architecture, device: Device, dtype: str) -> str:

@@ -148,16 +148,11 @@ def state_bytes(deployment: Deployment, state: State) -> int:
 
 
 def state_blocks(deployment: Deployment, state: State) -> int:
-    """Pages of state a request holds. With prefix caching (mode "align") two, and one more for the checkpoint a Mamba-2
-    prefill leaves behind; without it one (``MambaSpec.max_memory_usage_bytes``)."""
-    if not aligned_states(deployment):
+    """Pages of state a request holds. With prefix caching (mode "align": states follow the attention's blocks) two, and
+    one more for the checkpoint a Mamba-2 prefill leaves behind; without it one (``MambaSpec.max_memory_usage_bytes``)."""
+    if not deployment.enable_prefix_caching:
         return 1
     return 3 if state.kind == "mamba2" else 2
-
-
-def aligned_states(deployment: Deployment) -> bool:
-    """Do states follow the attention's blocks? So for hybrids with prefix caching, vLLM's default."""
-    return deployment.enable_prefix_caching and bool(deployment.architecture.attention_layers)
 
 
 def primary_block_size(deployment: Deployment) -> int:
@@ -217,7 +212,7 @@ def _state_page(deployment: Deployment, block: int) -> int | None:
 
 
 def _state_cache(deployment: Deployment, state: State, block: int, padded: int | None) -> LayerCache:
-    size = block if aligned_states(deployment) else deployment.max_model_len
+    size = block if deployment.enable_prefix_caching else deployment.max_model_len
     page = padded if padded is not None else state_bytes(deployment, state)
     return LayerCache("state", size, page, state_blocks=state_blocks(deployment, state))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from calibration.architecture import Architecture, Attention, Layer, Weight
 from calibration.errors import InputError, Unsupported
-from calibration.families import dense, hybrid, moe
-from calibration.families.dense import Shape
 from calibration.hf_config import (
     HfConfig,
     context_of,
@@ -19,45 +18,48 @@ from calibration.hf_config import (
     tied_embeddings,
 )
 
-Reader = Callable[[HfConfig, bool], Shape]
+#: configuration and tied embeddings -> layers in order, and the weights outside them
+Reader = Callable[[HfConfig, bool], tuple[tuple[Layer, ...], tuple[Weight, ...]]]
 
-#: architecture name -> (reader, are embeddings tied where the configuration does not say)
-_FAMILIES: dict[str, tuple[Reader, bool]] = {
-    "LlamaForCausalLM": (dense.llama, False),
-    "LLaMAForCausalLM": (dense.llama, False),
-    "MistralForCausalLM": (dense.mistral, False),
-    "Mistral3ForConditionalGeneration": (dense.mistral, False),
-    "Qwen2ForCausalLM": (dense.qwen2, False),
-    "Qwen3ForCausalLM": (dense.qwen3, False),
-    "Phi3ForCausalLM": (dense.phi3, False),
-    "GraniteForCausalLM": (dense.granite, False),
-    "Gemma2ForCausalLM": (dense.gemma2, True),
-    "Gemma3ForCausalLM": (dense.gemma3, True),
-    "Gemma3ForConditionalGeneration": (dense.gemma3, True),
-    "MixtralForCausalLM": (moe.mixtral, False),
-    "Qwen2MoeForCausalLM": (moe.qwen2_moe, False),
-    "Qwen3MoeForCausalLM": (moe.qwen3_moe, False),
-    "GptOssForCausalLM": (moe.gpt_oss, False),
-    "Llama4ForCausalLM": (moe.llama4, False),
-    "Llama4ForConditionalGeneration": (moe.llama4, False),
-    "DeepseekV2ForCausalLM": (moe.deepseek, False),
-    "DeepseekV3ForCausalLM": (moe.deepseek, False),
-    "KimiK25ForConditionalGeneration": (moe.deepseek, False),
-    "Glm4MoeForCausalLM": (moe.glm4_moe, False),
-    "MiniMaxM2ForCausalLM": (moe.minimax_m2, False),
-    "GraniteMoeForCausalLM": (moe.granite_moe, False),
-    "GraniteMoeSharedForCausalLM": (moe.granite_moe, False),
-    "Qwen3NextForCausalLM": (hybrid.qwen3_next, False),
-    "Qwen3_5ForCausalLM": (hybrid.qwen3_next, False),
-    "Qwen3_5ForConditionalGeneration": (hybrid.qwen3_next, False),
-    "Qwen3_5MoeForCausalLM": (hybrid.qwen3_next, False),
-    "Qwen3_5MoeForConditionalGeneration": (hybrid.qwen3_next, False),
-    "GraniteMoeHybridForCausalLM": (hybrid.granite_hybrid, False),
-    "BambaForCausalLM": (hybrid.bamba, False),
-    "FalconH1ForCausalLM": (hybrid.falcon_h1, False),
-    "NemotronHForCausalLM": (hybrid.nemotron_h, False),
-    "Mamba2ForCausalLM": (hybrid.mamba2, False),
+#: architecture name -> module and reader of its family; a module is imported when one of its models is read
+_FAMILIES: dict[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("dense", "llama"),
+    "LLaMAForCausalLM": ("dense", "llama"),
+    "MistralForCausalLM": ("dense", "mistral"),
+    "Mistral3ForConditionalGeneration": ("dense", "mistral"),
+    "Qwen2ForCausalLM": ("dense", "qwen2"),
+    "Qwen3ForCausalLM": ("dense", "qwen3"),
+    "Phi3ForCausalLM": ("dense", "phi3"),
+    "GraniteForCausalLM": ("dense", "granite"),
+    "Gemma2ForCausalLM": ("dense", "gemma2"),
+    "Gemma3ForCausalLM": ("dense", "gemma3"),
+    "Gemma3ForConditionalGeneration": ("dense", "gemma3"),
+    "MixtralForCausalLM": ("moe", "mixtral"),
+    "Qwen2MoeForCausalLM": ("moe", "qwen2_moe"),
+    "Qwen3MoeForCausalLM": ("moe", "qwen3_moe"),
+    "GptOssForCausalLM": ("moe", "gpt_oss"),
+    "Llama4ForCausalLM": ("moe", "llama4"),
+    "Llama4ForConditionalGeneration": ("moe", "llama4"),
+    "DeepseekV2ForCausalLM": ("moe", "deepseek"),
+    "DeepseekV3ForCausalLM": ("moe", "deepseek"),
+    "KimiK25ForConditionalGeneration": ("moe", "deepseek"),
+    "Glm4MoeForCausalLM": ("moe", "glm4_moe"),
+    "MiniMaxM2ForCausalLM": ("moe", "minimax_m2"),
+    "GraniteMoeForCausalLM": ("moe", "granite_moe"),
+    "GraniteMoeSharedForCausalLM": ("moe", "granite_moe"),
+    "Qwen3NextForCausalLM": ("hybrid", "qwen3_next"),
+    "Qwen3_5ForCausalLM": ("hybrid", "qwen3_next"),
+    "Qwen3_5ForConditionalGeneration": ("hybrid", "qwen3_next"),
+    "Qwen3_5MoeForCausalLM": ("hybrid", "qwen3_next"),
+    "Qwen3_5MoeForConditionalGeneration": ("hybrid", "qwen3_next"),
+    "GraniteMoeHybridForCausalLM": ("hybrid", "granite_hybrid"),
+    "BambaForCausalLM": ("hybrid", "bamba"),
+    "FalconH1ForCausalLM": ("hybrid", "falcon_h1"),
+    "NemotronHForCausalLM": ("hybrid", "nemotron_h"),
+    "Mamba2ForCausalLM": ("hybrid", "mamba2"),
 }
+#: architectures whose embeddings are tied where the configuration does not say
+_TIED = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
 
 def known_architectures() -> list[str]:
@@ -95,8 +97,9 @@ def read_config(config: Mapping[str, Any], source: str) -> Architecture:
             f"{source}: architecture {name!r} is unknown: what it caches and how its weights are split would be a guess",
             f"near it: {', '.join(near)}" if near else f"known: {', '.join(known_architectures())}",
         )
-    reader, tied_default = _FAMILIES[name]
-    tied = tied_embeddings(opened, tied_default)
+    module, function = _FAMILIES[name]
+    reader: Reader = getattr(import_module(f"calibration.families.{module}"), function)
+    tied = tied_embeddings(opened, name in _TIED)
     layers, weights = reader(opened, tied)
     return _assemble(opened, name, tied, layers, weights)
 

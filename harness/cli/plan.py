@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction
+from argparse import ArgumentParser, BooleanOptionalAction, HelpFormatter
 from typing import TYPE_CHECKING
 
 from calibration.errors import InputError
@@ -55,6 +55,8 @@ def options() -> ArgumentParser:
         prog="vllm-harness plan",
         allow_abbrev=False,
         description="Analytical sizing: memory, limits on users, what binds.",
+        # a stated width: asking the terminal for its own loads shutil, a tenth of the time a plan may take
+        formatter_class=lambda prog: HelpFormatter(prog, max_help_position=44, width=118),
     )
     add = parser.add_argument_group("what is served").add_argument
     add("--model", metavar="NAME|CONFIG.json", help="a catalog name, a Hugging Face id, or a config.json")
