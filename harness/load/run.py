@@ -452,7 +452,7 @@ class Run:
                 "grace_s": options.grace_s,
             },
             "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
-            "command": redacted(sys.argv),
+            "command": ["vllm-harness", *redacted(sys.argv[1:])],
         }
 
 
