@@ -148,14 +148,16 @@ def _rope_parameters(config: HfConfig) -> list[Mapping[str, Any]]:
     return nested or [value]
 
 
-def context_of(config: HfConfig, model_type: str) -> int:
+def context_of(config: HfConfig, model_type: str, default: int = 2048) -> int:
     """vLLM's ``max_model_len`` when none is asked for, tokens: the smallest position limit, times the factor of rope
-    types that are not yet in it; LongRoPE starts at its original length (vLLM 0.32 ``_get_and_verify_max_len``); 2048
-    where the configuration states no limit.
+    types that are not yet in it; LongRoPE starts at its original length (vLLM 0.32 ``_get_and_verify_max_len``);
+    ``default`` where the configuration states no limit.
     """
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
     limits = [config.integer(key) for key in keys if config.has(key)]
-    context: float = config.integer("model_max_length") if config.has("model_max_length") else min(limits, default=2048)
+    context: float = (
+        config.integer("model_max_length") if config.has("model_max_length") else min(limits, default=default)
+    )
     ropes = _rope_parameters(config)
     kinds = [str(r.get("rope_type", r.get("type", "default"))) for r in ropes]
     if "gemma3" not in model_type:

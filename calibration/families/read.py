@@ -28,7 +28,9 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "MistralForCausalLM": ("dense", "mistral"),
     "Mistral3ForConditionalGeneration": ("dense", "mistral"),
     "Qwen2ForCausalLM": ("dense", "qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": ("dense", "qwen2"),
     "Qwen3ForCausalLM": ("dense", "qwen3"),
+    "Qwen3VLForConditionalGeneration": ("dense", "qwen3"),
     "Phi3ForCausalLM": ("dense", "phi3"),
     "GraniteForCausalLM": ("dense", "granite"),
     "Gemma2ForCausalLM": ("dense", "gemma2"),
@@ -37,6 +39,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "MixtralForCausalLM": ("moe", "mixtral"),
     "Qwen2MoeForCausalLM": ("moe", "qwen2_moe"),
     "Qwen3MoeForCausalLM": ("moe", "qwen3_moe"),
+    "Qwen3VLMoeForConditionalGeneration": ("moe", "qwen3_moe"),
     "GptOssForCausalLM": ("moe", "gpt_oss"),
     "Llama4ForCausalLM": ("moe", "llama4"),
     "Llama4ForConditionalGeneration": ("moe", "llama4"),
@@ -60,6 +63,18 @@ _FAMILIES: dict[str, tuple[str, str]] = {
 }
 #: architectures whose embeddings are tied where the configuration does not say
 _TIED = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
+
+#: position limits of the configuration classes whose checkpoints leave them out (transformers 5.19)
+_POSITIONS = {
+    "Gemma2ForCausalLM": 8192,
+    "Gemma3ForCausalLM": 131072,
+    "Gemma3ForConditionalGeneration": 131072,
+    "GptOssForCausalLM": 131072,
+    "Llama4ForCausalLM": 131072,
+    "Llama4ForConditionalGeneration": 131072,
+    "MistralForCausalLM": 131072,
+    "MixtralForCausalLM": 131072,
+}
 
 
 def known_architectures() -> list[str]:
@@ -109,7 +124,7 @@ def _assemble(
 ) -> Architecture:
     embedding = weights[0]
     attention = next((layer.attention for layer in layers if layer.attention is not None), None)
-    context = context_of(config, str(config.values.get("model_type", "")))
+    context = context_of(config, str(config.values.get("model_type", "")), _POSITIONS.get(name, 2048))
     return Architecture(
         name=name,
         source=config.source,

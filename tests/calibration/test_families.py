@@ -226,6 +226,24 @@ def test_the_smallest_length_key_or_the_tokenizer_length_decides_the_context() -
     assert read_config(llama(model_max_length=9000), "x").context == 9000
     without = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
     assert read_config(without, "x").context == 2048
+    assert read_config({**without, "architectures": ["MistralForCausalLM"]}, "x").context == 131072
+
+
+def test_the_few_keys_of_a_published_gemma_3_are_completed_by_its_class() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16", "text_config": text}
+    found = read_config(outer, "gemma-3-4b")
+    assert (found.context, found.vocab_size, found.tie_word_embeddings) == (131072, 262208, True)
+    assert (found.count("full"), found.count("sliding")) == (5, 29)
+    # 3,880,263,168 text parameters: the published 4.3 B less the vision tower
+    assert found.params_total == 3_880_263_168
 
 
 def test_gemma3_keeps_its_context_whatever_its_rope_says() -> None:
