@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 #: between the order and a stage's start, so that every worker has it in time
 LEAD_S = 0.25
-FLUSH_S = 0.5
+#: well under the second that a kill may cost: a busy machine is late with it
+FLUSH_S = 0.2
 TICK_S = 0.25
 SETTLE_S = 5.0
 KEPT = "the run ended; what was measured is on disk"

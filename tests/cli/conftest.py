@@ -6,10 +6,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 
-from console import cli
+from console import cli, no_process_left
 from fault_thread import FaultThread
 
-__all__ = ["cli", "faults"]
+__all__ = ["cli", "faults", "no_process_left"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,34 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
     return call
 
 
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """What a failed test leaves running is ended, its pipes read."""
+    yield
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait(10)
+
+
 def started(*args: str | os.PathLike[str], **popen: Any) -> subprocess.Popen[str]:
     """The console script as a process, its output captured."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "harness.cli", *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         **popen,
     )
+    _STARTED.append(process)
+    return process
 
 
 def ended(process: subprocess.Popen[str], within_s: float = 60.0) -> Done:
@@ -83,12 +102,13 @@ def ended(process: subprocess.Popen[str], within_s: float = 60.0) -> Done:
 
 
 def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0) -> Any:
-    """Wait for something to become true and return it."""
-    until = time.monotonic() + within_s
-    while not (value := holds()):
-        assert time.monotonic() < until, f"{what} did not come about within {within_s:g} s"
+    """Wait for something to become true and return it. Counts its own looks: a machine that stops for a while stops
+    what is waited for as well."""
+    for _ in range(int(within_s / 0.01)):
+        if value := holds():
+            return value
         time.sleep(0.01)
-    return value
+    raise AssertionError(f"{what} did not come about within {within_s:g} s")
 
 
 def records_of(folder: Path) -> list[Record]:

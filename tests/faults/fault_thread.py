@@ -24,11 +24,12 @@ class Witness(FaultServer):
         self.finished_ns: list[int] = []
 
     async def answer(self, reply: Reply, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        if method == "POST" and path.endswith("/completions"):
+        asked = method == "POST" and path.endswith("/completions")
+        if asked:
             prompt = orjson.loads(body).get("prompt")
             self.prompts.append(tuple(prompt) if isinstance(prompt, list) else str(prompt))
         await super().answer(reply, method, path, headers, body)
-        if method == "POST":
+        if asked:
             self.finished_ns.append(now_ns())
 
 

@@ -7,7 +7,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 
+from console import no_process_left
 from fault_thread import FaultThread
+
+__all__ = ["faults", "no_process_left"]
 
 
 @pytest.fixture
