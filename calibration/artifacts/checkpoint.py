@@ -62,8 +62,10 @@ def checkpoint_of(deployment: Deployment, model: str | None) -> Checkpoint:
     Raises:
         InputError: a name vLLM would take for a flag, or a weight format that the dtype contradicts.
     """
-    if model is not None and (not model or model.startswith("-") or "\0" in model):
-        raise InputError(f"model = {model!r}, expected a Hugging Face id or a folder")
+    if model is not None and (not model or model.startswith("-") or not model.isprintable()):
+        raise InputError(
+            f"model = {model!r}, expected a Hugging Face id or a folder, in characters that can be printed"
+        )
     asked = deployment.dtype if "dtype" in deployment.given else None
     name = deployment.architecture.catalog_name or "this model"
     own = declared_format(deployment.architecture.quantization, deployment.dtype)

@@ -45,16 +45,29 @@ class _Lines(str):
     """Text that is written as a block of lines."""
 
 
+class _Quoted(str):
+    """Text that stands in quotes whatever it is: YAML 1.1 and 1.2 differ in which plain words are numbers or truths."""
+
+
 class _Dumper(yaml.SafeDumper):
     pass
 
 
-_Dumper.add_representer(_Lines, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|"))
+def _in_style(style: str) -> Any:
+    return lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(_Lines, _in_style("|"))
+_Dumper.add_representer(_Quoted, _in_style('"'))
 
 
 def _literal(text: str) -> str:
-    """Text in which Compose finds no variable."""
-    return text.replace("$", "$$")
+    """Text that is only itself: Compose finds no variable in it, YAML no number."""
+    return _Quoted(text.replace("$", "$$"))
+
+
+def _quoted(values: dict[str, str]) -> dict[str, str]:
+    return {name: _literal(value) for name, value in values.items()}
 
 
 def _image(launch: Launch) -> str:
@@ -73,7 +86,11 @@ def _one(launch: Launch) -> dict[str, Any]:
     """The service of a single node."""
     service = {"image": _image(launch), **_shared(launch)}
     service["entrypoint"] = ["vllm", "serve"]
-    service["command"] = [_model(launch), *map(_literal, launch.flags), "--host", "0.0.0.0", "--port", "8000"]
+    service["command"] = [
+        _model(launch),
+        *map(_literal, launch.flags),
+        *map(_literal, ("--host", "0.0.0.0", "--port", "8000")),
+    ]
     service["ports"] = ["${SERVE_PORT:-8000}:8000"]
     service["healthcheck"] = _healthcheck(launch, ["CMD", "python3", "-c", _HEALTHY])
     return service
@@ -121,7 +138,7 @@ def _shared(launch: Launch) -> dict[str, Any]:
     cpu = launch.deployment.device == "cpu"
     shared: dict[str, Any] = {
         # without a value: handed on from the environment of docker compose, absent where it is not set there
-        "environment": {"HF_TOKEN": None, "VLLM_API_KEY": None, **launch.environment},
+        "environment": {"HF_TOKEN": None, "VLLM_API_KEY": None, **_quoted(launch.environment)},
         "volumes": [f"${{HF_HOME:-~/.cache/huggingface}}:{_CACHE}"],
         # processes of one node exchange tensors through /dev/shm, which Docker keeps at 64 MiB otherwise
         "shm_size": "4gb" if cpu else "16gb",
@@ -131,8 +148,9 @@ def _shared(launch: Launch) -> dict[str, Any]:
     }
     model = launch.checkpoint.model
     if launch.checkpoint.is_local and model is not None:
+        # the same path inside, so that the command is the script's
         path = _literal(model)
-        shared["volumes"] += [{"type": "bind", "source": path, "target": path, "read_only": True}]
+        shared["volumes"].append({"type": "bind", "source": path, "target": path, "read_only": True})
     return {**shared, **_devices(launch)}
 
 
