@@ -32,6 +32,8 @@ IDLE_S = 0.01
 PRESSING = 2_000
 #: bytes of a stream still in flight above which it is decoded meanwhile
 HELD_BYTES = 16_384
+#: a loop that was away for longer was suspended (a paused virtual machine, a laptop's lid, SIGSTOP), not just busy
+SUSPENDED_NS = NS_PER_S
 #: how often stalls and long requests are looked for: a twentieth of the stall timeout, within these bounds
 SWEEP_MIN_NS, SWEEP_MAX_NS = 20 * NS_PER_MS, 500 * NS_PER_MS
 
@@ -136,6 +138,8 @@ class Hangar:
         self._sweep_ns = min(SWEEP_MAX_NS, max(SWEEP_MIN_NS, min(self._stall_ns, self._total_ns) // 20))
         self._on_record = on_record
         self.flying: set[Flight] = set()
+        #: when this process last came back from a suspension: time in which it could not read is no server's stall
+        self._resumed_ns = 0
         self._landed: deque[Flight] = deque()
         #: still flying, with many bytes held
         self._long: deque[Flight] = deque()
@@ -154,9 +158,12 @@ class Hangar:
 
     async def run(self) -> None:
         """Decode and sweep until cancelled."""
-        swept_ns = 0
+        swept_ns = looked_ns = 0
         while True:
             now = now_ns()
+            if looked_ns and now - looked_ns > SUSPENDED_NS:
+                self._resumed_ns = now
+            looked_ns = now
             if now - swept_ns >= self._sweep_ns:
                 self._sweep(now)
                 swept_ns = now
@@ -190,9 +197,9 @@ class Hangar:
             exchange = flight.exchange
             if exchange.sent_ns is None:
                 continue
-            if now - exchange.sent_ns > self._total_ns:
+            if now - max(exchange.sent_ns, self._resumed_ns) > self._total_ns:
                 exchange.stop(StreamEnd.TIMEOUT)
-            elif now - max(exchange.sent_ns, exchange.last_read_ns or 0) > self._stall_ns:
+            elif now - max(exchange.sent_ns, exchange.last_read_ns or 0, self._resumed_ns) > self._stall_ns:
                 exchange.stop(StreamEnd.STALLED)
             elif exchange.status == 200 and now - self._last_content_ns(flight) > self._stall_ns:
                 # bytes came, but were they content? Comments and empty deltas do not keep a stream alive
@@ -202,6 +209,5 @@ class Hangar:
             elif exchange.body_bytes > HELD_BYTES and exchange.status == 200:
                 self._long.append(flight)
 
-    @staticmethod
-    def _last_content_ns(flight: Flight) -> int:
-        return max(flight.exchange.sent_ns or 0, flight.decoder.last_content_ns or 0)
+    def _last_content_ns(self, flight: Flight) -> int:
+        return max(flight.exchange.sent_ns or 0, flight.decoder.last_content_ns or 0, self._resumed_ns)

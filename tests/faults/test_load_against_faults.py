@@ -14,7 +14,7 @@ import pytest
 from server import FaultServer
 
 from harness.client import StreamClient
-from harness.clock import NS_PER_S, now_ns
+from harness.clock import NS_PER_S, now_ns, sleep_s
 from harness.load.orders import Setup, StageOrder, Tag, split
 from harness.load.stages import order_of
 from harness.load.worker import Worker
@@ -143,6 +143,16 @@ async def test_no_content_for_the_stall_timeout_is_a_stall(fault_server: FaultSe
     record = await one(fault_server, model, stall_timeout_s=0.3)
     assert (record.outcome, record.failure) == ("failed", "stalled")
     assert (now_ns() - began) / NS_PER_S < 2.0
+
+
+async def test_time_in_which_the_client_was_suspended_is_no_stall(fault_server: FaultServer) -> None:
+    """Half the stream comes before the client sleeps for two seconds, half after: the server never stalled."""
+    async with loading(fault_server, "normal:ttft=0.05,itl=0.3,tokens=4", stall_timeout_s=0.8) as load:
+        running = asyncio.ensure_future(load.stage(users=1, requests=1, output_tokens=4))
+        await asyncio.sleep(0.5)
+        sleep_s(2.0)
+        records = await running
+    assert [record.outcome for record in records] == ["ok"]
 
 
 async def test_slow_headers_are_a_late_first_token_and_no_failure(fault_server: FaultServer) -> None:
