@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.errors import InputError
 from calibration.factors import Z90, Basis, FactorSet
+from calibration.kv_cache import longest_request
 from calibration.plan import Load, Plan
 from calibration.prediction import Estimate, Outcome, propagate
 from calibration.priors import physics_of, prior_factors
 from calibration.queueing import OperatingPoint, Server, Shape, at_running, closed_loop, falling_root
-from calibration.saturation import KNEE_SLOPE
 from calibration.serving import Serving
 
+#: an added user who brings less than this share of what the first one brings is beyond the knee; as in
+#: calibration.saturation, which is not imported to start quicker
+KNEE_SLOPE = 0.25
 #: beyond this many users of one replica a limit is taken as not reached
 _MOST_USERS = 1e6
 #: step over which the slope at the knee is taken, as a share of those running
@@ -60,8 +64,7 @@ class Slo:
                 raise InputError(f"slo {key} = {value!r}, expected more than 0")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Users over all replicas. ``tpot``, ``ttft`` and ``knee`` are None where not asked for, or not reached by any number
     of users; ``ranked`` are the limits that are reached, the smallest first."""
 
@@ -87,18 +90,24 @@ class Limits:
         return self.ranked[0][1]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizing:
-    """What a deployment does under a load: its limits, and the operating point at the binding one (whole users, at least
-    one). ``why`` is one sentence."""
+class AtLimit(NamedTuple):
+    """What users get at a limit: whole users, at least one."""
 
-    limits: Limits
+    limit: str
     users: int
-    point: OperatingPoint
     throughput_tokens_per_s: Estimate
     tokens_per_s_per_user: Estimate
     tpot_s: Estimate
     ttft_s: Estimate
+
+
+class Sizing(NamedTuple):
+    """What a deployment does under a load: its limits, what users get at the binding one, and where that is the knee, which
+    stops nobody, at the smallest that does. ``why`` is one sentence."""
+
+    limits: Limits
+    at_binding: AtLimit
+    at_hard_limit: AtLimit | None
     why: str
 
 
@@ -123,20 +132,20 @@ def size(plan: Plan, slo: Slo | None = None, factors: FactorSet | None = None, t
     known = factors if factors is not None else prior_factors(plan.deployment, served.physics)
     shape = shape_of(plan.load, think_s)
     limits = limits_of(served, known, shape, slo or Slo())
-    users = max(1, math.floor(limits.users + 1e-9))
-    point = closed_loop(served.server(known, shape), shape, users)
-    basis = known.basis(users, shape.prompt_tokens, shape.output_tokens)
-    found = propagate(lambda f: _outcome(served.server(f, shape), shape, users), known, basis)
+    hard = next(item for item in limits.ranked if item[0] != "knee")
     return Sizing(
         limits=limits,
-        users=users,
-        point=point,
-        throughput_tokens_per_s=found["throughput"],
-        tokens_per_s_per_user=found["per_user"],
-        tpot_s=found["tpot"],
-        ttft_s=found["ttft"],
+        at_binding=_at(served, known, shape, *limits.ranked[0]),
+        at_hard_limit=_at(served, known, shape, *hard) if limits.binding == "knee" else None,
         why=explain(served, shape, limits),
     )
+
+
+def _at(served: Serving, factors: FactorSet, shape: Shape, limit: str, reached: float) -> AtLimit:
+    users = max(1, math.floor(reached + 1e-9))
+    basis = factors.basis(users, shape.prompt_tokens, shape.output_tokens)
+    found = propagate(lambda f: _outcome(served.server(f, shape), shape, users), factors, basis)
+    return AtLimit(limit, users, found["throughput"], found["per_user"], found["tpot"], found["ttft"])
 
 
 def _outcome(server: Server, shape: Shape, users: float) -> Outcome:
@@ -152,7 +161,7 @@ def _outcome(server: Server, shape: Shape, users: float) -> Outcome:
 def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, intervals: bool = True) -> Limits:
     """Every limit on users; without ``intervals`` those of latency and the knee are points."""
     server = served.server(factors, shape)
-    free = replace(server, max_running=None, max_num_seqs=int(_MOST_USERS))
+    free = server._replace(max_running=None, max_num_seqs=int(_MOST_USERS))
     wall = served.wall(shape)
     full, staggered = wall if wall is not None else (0.0, 0.0)
     basis = factors.basis(1, shape.prompt_tokens, shape.output_tokens)
@@ -187,7 +196,7 @@ def _log_sd(
         return 0.0
 
     def again(changed: FactorSet) -> Outcome:
-        server = replace(served.server(changed, shape), max_running=None, max_num_seqs=free.max_num_seqs)
+        server = served.server(changed, shape)._replace(max_running=None, max_num_seqs=free.max_num_seqs)
         return {name: of(closed_loop(server, shape, users))}
 
     found = propagate(again, factors, "extrapolated")[name]
@@ -199,11 +208,12 @@ def _users_at(
 ) -> Estimate | None:
     """Users at which a quantity reaches its limit; the ends of the interval are those at which it would, if the model were
     that much too fast or too slow."""
-    value, low, high = (
-        _users_where(server, shape, of, limit * math.exp(-sign * Z90 * log_sd)) for sign in (0.0, 1.0, -1.0)
-    )
+    value = _users_where(server, shape, of, limit)
     if value is None:
         return None
+    if log_sd == 0:
+        return Estimate(value, value, value, basis)
+    low, high = (_users_where(server, shape, of, limit * math.exp(sign * Z90 * log_sd)) for sign in (-1.0, 1.0))
     return Estimate(value, low if low is not None else value, high if high is not None else math.inf, basis)
 
 
@@ -243,26 +253,39 @@ def _knee(server: Server, shape: Shape, basis: Basis) -> Estimate | None:
     return Estimate(users, users, users, basis)
 
 
+def max_context(plan: Plan) -> int:
+    """Tokens of the longest request the pool holds, at most what the model takes; 0 where there is no pool."""
+    pool, architecture = plan.memory.pool, plan.deployment.architecture
+    if pool is None:
+        return 0
+    limit = max(architecture.context, plan.deployment.max_model_len)
+    return longest_request(pool.groups, pool.usable_blocks, plan.deployment.max_in_flight_tokens, limit)
+
+
 def explain(served: Serving, shape: Shape, limits: Limits) -> str:
     """One sentence: what binds, why, and what would bind next."""
-    name, users = limits.ranked[0]
+    users = limits.users
+    at = f"at {math.floor(users):,} users" if users >= 1 else "before a single user"
     length = f"{shape.prompt_tokens:,.0f} + {shape.output_tokens:,.0f} tokens"
-    reasons = {
-        "kv_staggered": _pool_reason(served, length),
-        "max_num_seqs": f"vLLM runs no more sequences at once ({users:,.0f})",
-        "tpot": "each running stream adds to every step, and the step then takes as long as is allowed",
-        "ttft": "a new prompt waits for the steps of those that run and for prompts before it, as long as is allowed",
-        "knee": "beyond it a step grows almost as fast as the streams it serves, and an added user brings under a quarter of "
-        "what the first one brings",
+    holds = (
+        f"the pool holds {limits.kv_full:.1f} streams of {length} at their end, {limits.kv_staggered:.1f} on average"
+    )
+    sentences = {
+        "kv_staggered": f"The KV pool binds {at}: {_pool_tokens(served)}; {holds}",
+        "max_num_seqs": f"max_num_seqs ({math.floor(users):,}) binds: {holds}, more than vLLM runs at once",
+        "tpot": f"The limit on time per output token binds {at}: each running stream adds to every step, and a step then "
+        "takes as long as is allowed",
+        "ttft": f"The limit on time to first token binds {at}: a new prompt waits for the steps of those that run and for "
+        "prompts before it as long as is allowed",
+        "knee": f"The knee of throughput binds {at}: beyond it a step grows almost as fast as the streams it serves, and an "
+        "added user brings under a quarter of what the first one brings",
     }
-    if users < 1:
-        return f"Not even one user: {NAMES[name]} binds, for {reasons[name]}."
-    then = f"; next is {NAMES[limits.next]} at {limits.ranked[1][1]:,.0f}" if limits.next is not None else ""
-    return f"{users:,.0f} users: {NAMES[name]} binds, for {reasons[name]}{then}."
+    if limits.next is None:
+        return f"{sentences[limits.binding]}."
+    return f"{sentences[limits.binding]}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}."
 
 
-def _pool_reason(served: Serving, length: str) -> str:
-    if served.pool is None:
-        return "there is none"
-    tokens = served.pool.size_tokens * served.deployment.dp
-    return f"{tokens:,} tokens of cache hold no more streams of {length} on average"
+def _pool_tokens(served: Serving) -> str:
+    tokens = 0 if served.pool is None else served.pool.size_tokens * served.deployment.dp
+    engines = f" on {served.deployment.dp} engines" if served.deployment.dp > 1 else ""
+    return f"{tokens:,} tokens{engines}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.architecture import Attention, Experts, Layer, Weight
 from calibration.deployment import Deployment
@@ -29,8 +29,7 @@ _COMPUTE: dict[str, tuple[str, ...]] = {
 _SIXTEEN_BIT = ("bf16", "fp16")
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertLayers:
+class ExpertLayers(NamedTuple):
     """Layers with the same routed experts: bytes on one rank of all experts of all these layers."""
 
     layers: int
@@ -39,8 +38,7 @@ class ExpertLayers:
     bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionLayers:
+class AttentionLayers(NamedTuple):
     """Layers with the same attention on one rank: cache bytes a token and operations a pair of tokens, summed."""
 
     layers: int
@@ -53,8 +51,7 @@ class AttentionLayers:
         return context if self.window is None else min(context, float(self.window))
 
 
-@dataclass(frozen=True, slots=True)
-class Physics:
+class Physics(NamedTuple):
     """Amounts of one step on one rank. Data-parallel replicas share the experts, and so the tokens that choose them:
     ``expert_replicas`` of them. ``unpacks_experts``: the device has no units for their format, they are unpacked to 16 bit.
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.factors import FACTORS, Z90, Basis, FactorSet
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A value with its 90 % interval. ``basis``: measured, interpolated or extrapolated."""
 
     value: float

@@ -9,10 +9,9 @@ on deployments it did not see.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -37,8 +36,7 @@ _GENERATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(NamedTuple):
     """Prices of one GPU generation. Plain numbers multiply a time at datasheet peak; ``_s`` are seconds.
 
     ``old_moe_kernels`` and ``old_fp8_kernels`` are growth rates for each minor version before 0.18.
@@ -73,8 +71,7 @@ class Prices:
     wait_steps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(NamedTuple):
     """Prices with their spread (standard deviation of the logarithm, by factor), scatter and evidence."""
 
     name: str
@@ -106,7 +103,7 @@ def generation(name: str) -> Generation:
         raise InputError(f"generation = {name!r}, expected one of {', '.join(content['generations'])}")
     own = content["generations"][name]
     merged = {**content["common"]["prices"], **own["prices"]}
-    prices = Prices(**{field.name: float(merged[field.name]) for field in fields(Prices)})
+    prices = Prices(**{name: float(merged[name]) for name in Prices._fields})
     device = own.get("device")
     return Generation(
         name=name,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from calibration.errors import InputError
 from calibration.steptime import StepTime
@@ -75,8 +75,7 @@ class Shape:
         return self.prompt_tokens + self.output_tokens / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(NamedTuple):
     """What serves: the step of one replica, and what bounds a step or the number running.
 
     ``max_running`` is how many sequences of the shape the pool of one replica holds on average (None: not known, taken as
@@ -105,8 +104,7 @@ class Server:
         return "max_num_seqs" if self.most_running >= self.max_num_seqs else "kv_full"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatingPoint:
+class OperatingPoint(NamedTuple):
     """Where a load settles; means over requests, sums over replicas.
 
     ``running`` sequences decode, ``resident_tokens`` of cache are theirs, ``tpot_s`` is the mean step a running stream
@@ -128,8 +126,7 @@ class OperatingPoint:
         return 1.0 / self.tpot_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """A mean step of one micro-batch at B running sequences, and the cost of a prompt beside them."""
 
     mean_s: float
@@ -282,7 +279,7 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     step = _mean_step(server, steady, running)
     first = _ttft_s(server, steady, running, step, follows=False)
     users = rate * (first + steady.decode_steps * step.mean_s)
-    return replace(_point(server, steady, users, running, first), regime="below_limits")
+    return _point(server, steady, users, running, first)._replace(regime="below_limits")
 
 
 def _served(server: Server, shape: Shape, running: float) -> float:

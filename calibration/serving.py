@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.deployment import Deployment
 from calibration.factors import FactorSet
@@ -15,8 +15,7 @@ from calibration.queueing import Server, Shape
 from calibration.steptime import step_time
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(NamedTuple):
     """A deployment with what follows from it before any factor: amounts of a step, and the pool of one replica (None: the
     model keeps no cache, or there is no room for one)."""
 

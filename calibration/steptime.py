@@ -9,7 +9,7 @@ tokens computed in the same pass. The twin and the operating points take any :cl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from calibration.errors import InputError
 
@@ -68,8 +68,7 @@ class LinearStep:
         return _many(self, decode_seqs, kv_tokens, prefill_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """The physics of one replica, with its factors. Additive, one term a method; no term is ever negative.
 
     A prompt's attention is priced as of one prompt that starts in this step; :meth:`prompt_chunk_s` takes what a longer

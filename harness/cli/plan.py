@@ -8,10 +8,15 @@ from argparse import ArgumentParser, BooleanOptionalAction, HelpFormatter
 from typing import TYPE_CHECKING
 
 from calibration.errors import InputError
-from harness.cli import plan_write
+from harness.cli import plan_limits, plan_write
 
 if TYPE_CHECKING:
-    from calibration.plan import Plan
+    from argparse import Namespace
+
+    from calibration.candidates import Build, Candidate, LoadOf
+    from calibration.deployment import Deployment
+    from calibration.limits import Sizing
+    from calibration.plan import Load, Plan
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -31,11 +36,9 @@ PRESETS: dict[str, tuple[str, str, int, str]] = {
 _PASSED_ON = (
     "device",
     "vllm_version",
-    "pp",
     "dp",
     "expert_parallel",
     "dtype",
-    "kv",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -60,19 +63,26 @@ def options() -> ArgumentParser:
     )
     add = parser.add_argument_group("what is served").add_argument
     add("--model", metavar="NAME|CONFIG.json", help="a catalog name, a Hugging Face id, or a config.json")
-    add("--gpu", metavar="NAME", help="the GPU, as `vllm-harness gpus` names it")
+    add("--gpu", metavar="NAME[,NAME]", help="the GPU, as `vllm-harness gpus` names it; several are compared")
     add("--preset", metavar="NAME", help=f"a common setup: {', '.join(PRESETS)}")
-    add("--tp", "--tensor-parallel-size", type=int, metavar="N", help="tensor parallelism (1)")
-    add("--pp", "--pipeline-parallel-size", type=int, metavar="N", default=1, help="pipeline parallelism (1)")
+    add("--tp", "--tensor-parallel-size", metavar="N[,N]", help="tensor parallelism (1); several are compared")
+    add("--pp", "--pipeline-parallel-size", metavar="N[,N]", help="pipeline parallelism (1); several are compared")
     add("--dp", "--data-parallel-size", type=int, metavar="N", default=1, help="replicas side by side (1)")
     add("--enable-expert-parallel", dest="expert_parallel", action="store_true", help="whole experts on each rank")
-    add("--weights", metavar="FORMAT", help="bf16, fp16, fp8, int8, int4, mxfp4, nvfp4 (the checkpoint's)")
-    add("--kv", "--kv-cache-dtype", metavar="DTYPE", default="auto", help="auto, bf16, fp8, fp8_e5m2, fp8_ds_mla ...")
+    add("--weights", metavar="FORMAT[,FORMAT]", help="bf16, fp16, fp8, int8, int4, mxfp4, nvfp4 (the checkpoint's)")
+    add(
+        "--kv",
+        "--kv-cache-dtype",
+        metavar="DTYPE[,DTYPE]",
+        default="auto",
+        help="auto, bf16, fp8, fp8_e5m2, fp8_ds_mla ...",
+    )
     add("--dtype", metavar="DTYPE", help="activations: auto, bfloat16, float16, float32 (auto)")
     add = parser.add_argument_group("the requests").add_argument
     add("--context", type=int, metavar="TOKENS", help="a request in flight, prompt and output, half of each")
     add("--prompt-tokens", type=int, metavar="TOKENS", help="mean prompt, with --output-tokens")
     add("--output-tokens", type=int, metavar="TOKENS", help="mean output, with --prompt-tokens")
+    plan_limits.add_options(parser)
     _add_engine(parser)
     add = parser.add_argument_group("output").add_argument
     add("--explain", action="store_true", help="which physics decided each number, in plain words")
@@ -145,37 +155,67 @@ def run(argv: list[str]) -> None:
         InputError: a value that cannot be, or that vLLM refuses at start.
         Unsupported: a model, format or combination that is not known.
     """
-    from calibration.catalog import find_gpu, find_model
-    from calibration.deployment import resolve_deployment
-    from calibration.plan import make_plan, resolve_load
+    from calibration.plan import make_plan
 
     asked = options().parse_args(argv)
-    model, gpu, tp, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
-    memory = _pool_bytes(asked.device, asked.kv_cache_memory, asked.kv_cache_memory_bytes)
-    deployment = resolve_deployment(
-        find_model(model),
-        gpu=None if gpu is None else find_gpu(gpu),
-        tp=tp,
-        weights=weights,
-        kv_cache_memory_bytes=memory,
-        **{name: getattr(asked, name) for name in _PASSED_ON},
-    )
-    load = resolve_load(deployment.max_model_len, asked.context, asked.prompt_tokens, asked.output_tokens)
-    plan = make_plan(deployment, load)
-    if asked.json:
-        _print_json(plan)
+    model, gpus, tps, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
+    build, load_of = _builders(asked, model)
+    pps, kvs = plan_limits.several_numbers("pp", asked.pp), plan_limits.several(asked.kv, "auto")
+    slo = plan_limits.parse_slo(asked.slo)
+    if asked.fit:
+        from calibration.candidates import smallest_fit
+
+        plan = smallest_fit(gpus[0], weights[0], kvs[0], build, load_of)
+    elif len(gpus) * len(tps) * len(pps) * len(weights) * len(kvs) > 1:
+        from calibration.candidates import choices, compare
+
+        _print_comparison(compare(choices(gpus, tps, pps, weights, kvs), build, load_of, slo), asked.json)
+        return
     else:
-        _print(plan, asked.explain)
+        deployment = build(gpus[0], tps[0], pps[0], weights[0], kvs[0])
+        plan = make_plan(deployment, load_of(deployment))
+    sizing = plan_limits.sizing_of(plan, asked)
+    if asked.json:
+        _print_json(plan, sizing)
+    else:
+        _print(plan, sizing, asked.explain)
     plan_write.write(asked, model, plan)
 
 
+def _builders(asked: Namespace, model: str) -> tuple[Build, LoadOf]:
+    """What makes a deployment of a choice, and a load for it."""
+    from calibration.catalog import find_gpu, find_model
+    from calibration.deployment import resolve_deployment
+    from calibration.plan import resolve_load
+
+    architecture = find_model(model)
+    memory = _pool_bytes(asked.device, asked.kv_cache_memory, asked.kv_cache_memory_bytes)
+
+    def build(gpu: str | None, tp: int, pp: int, weights: str, kv: str) -> Deployment:
+        return resolve_deployment(
+            architecture,
+            gpu=None if gpu is None else find_gpu(gpu),
+            tp=tp,
+            pp=pp,
+            weights=weights,
+            kv=kv,
+            kv_cache_memory_bytes=memory,
+            **{name: getattr(asked, name) for name in _PASSED_ON},
+        )
+
+    def load_of(deployment: Deployment) -> Load:
+        return resolve_load(deployment.max_model_len, asked.context, asked.prompt_tokens, asked.output_tokens)
+
+    return build, load_of
+
+
 def _with_preset(
-    preset: str | None, model: str | None, gpu: str | None, tp: int | None, weights: str | None
-) -> tuple[str, str | None, int, str]:
-    """Model, GPU, TP and weights: what was asked, else the preset's, else the defaults.
+    preset: str | None, model: str | None, gpu: str | None, tp: str | None, weights: str | None
+) -> tuple[str, list[str | None], list[int], list[str]]:
+    """Model, and GPUs, TPs and weights to choose from: what was asked, else the preset's, else the defaults.
 
     Raises:
-        InputError: no such preset, or no model.
+        InputError: no such preset, no model, or a TP that is no number.
     """
     chosen: tuple[str | None, str | None, int, str] = (None, None, 1, "auto")
     if preset is not None:
@@ -187,27 +227,44 @@ def _with_preset(
         raise InputError(
             "model = None, expected --model NAME or CONFIG.json, or --preset", "`vllm-harness models` lists them"
         )
-    return name, gpu or chosen[1], tp or chosen[2], weights or chosen[3]
+    found = gpu or chosen[1]
+    gpus: list[str | None] = [None] if found is None else [*plan_limits.several(found, "")]
+    tps = plan_limits.several_numbers("tp", tp or str(chosen[2]))
+    return name, gpus, tps, plan_limits.several(weights, chosen[3])
 
 
-def _print_json(plan: Plan) -> None:
+def _print_json(plan: Plan, sizing: Sizing | None) -> None:
     from json import dumps
 
     from harness.cli.plan_view import document
 
-    sys.stdout.write(dumps(document(plan), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(dumps(document(plan, sizing), indent=2, allow_nan=False) + "\n")
 
 
-def _print(plan: Plan, explain: bool) -> None:
+def _print_comparison(candidates: list[Candidate], as_json: bool) -> None:
+    if as_json:
+        from json import dumps
+
+        sys.stdout.write(dumps(plan_limits.comparison_json(candidates), indent=2, allow_nan=False) + "\n")
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(plan_limits.comparison_table(candidates), markup=False)
+
+
+def _print(plan: Plan, sizing: Sizing | None, explain: bool) -> None:
     from rich.console import Console
 
     from harness.cli.plan_view import bar, headline, sentence, tables
 
     console = Console(highlight=False)
     console.print(headline(plan), markup=False)
-    vram, users = tables(plan)
+    vram, users = tables(plan, sizing)
     console.print("", vram, bar(plan), "", users, "", sep="\n", markup=False)
-    console.print(sentence(plan), markup=False)
+    if sizing is not None:
+        for table in plan_limits.point_tables(sizing):
+            console.print(table, "", sep="\n", markup=False)
+    console.print(sentence(plan, sizing), markup=False)
     # the sentence has said why it does not fit
     for warning in plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]:
         console.print(f"note: {warning}", markup=False)

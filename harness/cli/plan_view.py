@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from calibration.limits import max_context
+from harness.cli import plan_limits
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
+    from calibration.limits import Sizing
     from calibration.plan import Plan
 
 GIB = 1 << 30
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
     """The document of ``plan --json`` (DESIGN section 7). Bytes are whole numbers; what is not known is null.
 
     ``memory.per_gpu`` is one GPU of the stage with the least room; its ``kv_bytes_per_token`` are the bytes one token
@@ -25,10 +29,12 @@ def document(plan: Plan) -> dict[str, Any]:
         "deployment": _deployment(plan),
         "memory": {"per_gpu": _per_gpu(plan), "cluster": _cluster(plan)},
         "fits": plan.memory.fits,
-        "users": _users(plan),
+        "users": _users(plan) if sizing is None else plan_limits.users_json(sizing.limits),
         "throughput_tokens_per_s": None,
         "tpot_ms": None,
         "ttft_ms": None,
+        **({} if sizing is None else plan_limits.sizing_json(sizing)),
+        "max_context_tokens": max_context(plan),
         "warnings": list(plan.warnings),
     }
 
@@ -105,6 +111,7 @@ def _cluster(plan: Plan) -> dict[str, Any]:
 
 
 def _users(plan: Plan) -> dict[str, Any]:
+    """Limits where nothing can be timed."""
     ranked = limits(plan)
     return {
         "kv_full": plan.kv_full,
@@ -135,13 +142,15 @@ def headline(plan: Plan) -> str:
     return f"{name} on {where}{split}: {d.weights.name} weights, {d.kv.name} KV, vLLM {d.vllm_version}"
 
 
-def sentence(plan: Plan) -> str:
+def sentence(plan: Plan, sizing: Sizing | None = None) -> str:
     """What binds and why, in one sentence."""
     d, pool = plan.deployment, plan.memory.pool
     if not plan.memory.fits:
         return f"It does not fit: {plan.memory.reason}."
     if pool is None:
         return "There is no pool."
+    if sizing is not None:
+        return sizing.why
     length = f"{plan.load.prompt_tokens:,} + {plan.load.output_tokens:,} tokens"
     holds = f"the pool holds {plan.kv_full:.1f} streams of {length} at their end, {plan.kv_staggered:.1f} on average"
     if limits(plan)[0][0] == "max_num_seqs":
@@ -220,8 +229,10 @@ def _share(size: int | None, total: int | None) -> str:
     return "" if size is None or total is None else f"{size / total:.1%}"
 
 
-def limit_rows(plan: Plan) -> list[tuple[str, str, str]]:
+def limit_rows(plan: Plan, sizing: Sizing | None = None) -> list[tuple[str, str, str]]:
     """(limit, users, meaning)."""
+    if sizing is not None:
+        return plan_limits.limit_rows(sizing.limits, _seqs_meaning(plan))
     binding = limits(plan)[0][0]
     rows = [
         ("pool full", plan.kv_full, "all streams at their end at once: no preemption below it"),
@@ -238,7 +249,7 @@ def _seqs_meaning(plan: Plan) -> str:
     return f"sequences vLLM runs at once; {how}"
 
 
-def tables(plan: Plan) -> Sequence[Table]:
+def tables(plan: Plan, sizing: Sizing | None = None) -> Sequence[Table]:
     """The VRAM table and the limits table."""
     from rich.table import Table
 
@@ -251,6 +262,6 @@ def tables(plan: Plan) -> Sequence[Table]:
     users.add_column("")
     users.add_column("users", justify="right")
     users.add_column("meaning")
-    for limit in limit_rows(plan):
+    for limit in limit_rows(plan, sizing):
         users.add_row(*limit)
     return [vram, users]

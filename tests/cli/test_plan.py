@@ -116,7 +116,9 @@ def test_the_first_preemptions_of_a_small_pool_lie_between_full_and_staggered(cl
     users = planned(cli, *asked, "--max-model-len", "1024", "--prompt-tokens", "64", "--output-tokens", "100")["users"]
     assert users["kv_full"] == pytest.approx(6.667, abs=0.001)
     assert users["kv_staggered"] == pytest.approx(9.804, abs=0.001)
-    assert (users["binding"], users["next"]) == ("kv_staggered", "max_num_seqs")
+    assert users["binding"] == "kv_staggered"
+    assert users["kv_staggered"] < users["knee"] < users["max_num_seqs"]
+    assert users["next"] == "knee"
 
 
 @pytest.mark.parametrize(("gpu", "tp"), [("h100-sxm", "8"), ("h200-sxm", "4")])
@@ -235,15 +237,19 @@ def test_help_names_every_option_of_the_contract(cli: Cli) -> None:
 
 
 def test_people_see_the_memory_the_limits_and_why(cli: Cli) -> None:
-    done = cli("plan", "--preset", "llama-70b-2xh100", "--prompt-tokens", "2000", "--output-tokens", "1000")
+    asked = ("--model", "qwen3-32b", "--gpu", "h100-sxm", "--max-model-len", "8192")
+    done = cli("plan", *asked, "--prompt-tokens", "2000", "--output-tokens", "1000")
     assert done.code == 0
-    assert "llama-3.3-70b on 2 x H100 SXM5 80GB (TP 2): fp8 weights, bfloat16 KV, vLLM 0.32.0" in done.out
+    assert "qwen3-32b on 1 x H100 SXM5 80GB: bf16 weights, bfloat16 KV, vLLM 0.32.0" in done.out
     for name in ("total", "usable", "weights", "runtime and activation buffer", "KV pool", "KV per stream"):
         assert name in done.out
     assert "[WWWWWWWWW" in done.out
     assert "max_num_seqs" in done.out
     assert "pool, staggered <-" in done.out
-    assert "The KV pool binds: 215,136 tokens; the pool holds 71.5 streams of 2,000 + 1,000 tokens" in done.out
+    said = " ".join(done.out.split())
+    assert "The KV pool binds at 8 users: 21,808 tokens; the pool holds 7.2 streams of 2,000 + 1,000 tokens at their end" in said
+    assert "With 8 users, at pool, staggered" in said
+    assert "time per output token, ms" in said
 
 
 def test_people_see_that_a_limit_of_sequences_binds(cli: Cli) -> None:
@@ -289,7 +295,7 @@ def test_replicas_pipelines_and_experts_are_in_the_headline(cli: Cli) -> None:
     asked = ("--model", "qwen3-235b-a22b", "--gpu", "h200-sxm", "--tp", "4", "--pp", "2", "--dp", "2")
     done = cli("plan", *asked, "--enable-expert-parallel", "--context", "40000")
     assert "on 16 x H200 SXM 141GB (TP 4, PP 2, DP 2, EP)" in done.out
-    assert "tokens on 2 engines" in done.out
+    assert done.out.count("With ") == 2
 
 
 def test_the_console_script_answers_like_the_command_tree(cli: Cli) -> None:
