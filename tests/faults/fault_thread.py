@@ -34,10 +34,11 @@ class Witness(FaultServer):
 
 
 class FaultThread:
-    """Runs a :class:`Witness`; a context manager. What the server's modes raised is raised at the end."""
+    """Runs a fault server, a :class:`Witness` unless said; a context manager. What the server's modes raised is raised at
+    the end."""
 
-    def __init__(self, **options: Any) -> None:
-        self.server = Witness(**options)
+    def __init__(self, server: FaultServer | None = None, **options: Any) -> None:
+        self._server = Witness(**options) if server is None else server
         self._loop = asyncio.new_event_loop()
         self._listens = threading.Event()
         self._stop = asyncio.Event()
@@ -46,7 +47,12 @@ class FaultThread:
 
     @property
     def base_url(self) -> str:
-        return self.server.base_url
+        return self._server.base_url
+
+    @property
+    def server(self) -> Witness:
+        assert isinstance(self._server, Witness), "this server remembers nothing"
+        return self._server
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -61,11 +67,11 @@ class FaultThread:
 
     def die(self) -> None:
         """Drop every connection with RST and listen no more, as when the process is killed."""
-        asyncio.run_coroutine_threadsafe(self.server._die(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._server._die(), self._loop).result(20)
 
     def restart(self, down_s: float) -> None:
         """Drop every connection, be away for so long, listen again."""
-        asyncio.run_coroutine_threadsafe(self.server.restart(down_s), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._server.restart(down_s), self._loop).result(20)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -75,6 +81,6 @@ class FaultThread:
                 self._problem = problem
 
     async def _serve(self) -> None:
-        async with self.server:
+        async with self._server:
             self._listens.set()
             await self._stop.wait()
