@@ -36,24 +36,21 @@ refuse() { say "$*"; exit 2; }
 [[ $SERVE_PORT =~ ^[1-9][0-9]{0,4}$ ]] || refuse "SERVE_PORT = $SERVE_PORT, expected a port"
 [[ $START_TIMEOUT_S =~ ^[1-9][0-9]{0,8}$ ]] || refuse "START_TIMEOUT_S = $START_TIMEOUT_S, expected whole seconds"
 
-health_url() {
-  local host=$SERVE_HOST
-  case $host in
-    0.0.0.0) host=127.0.0.1 ;;
-    ::) host='[::1]' ;;
-    *:*) host="[$host]" ;;
-  esac
-  printf 'http://%s:%s/health' "$host" "$SERVE_PORT"
-}
+health_host=$SERVE_HOST
+case $SERVE_HOST in
+  0.0.0.0) health_host=127.0.0.1 ;;
+  ::) health_host=::1 ;;
+esac
+health="$health_host port $SERVE_PORT, /health"
 
 healthy() {
-  python3 -c 'import sys, urllib.request as u
-u.build_opener(u.ProxyHandler({})).open(sys.argv[1], timeout=5)' "$(health_url)" 2>/dev/null
+  timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/$1" && printf "GET /health HTTP/1.0\r\nHost: %s\r\n\r\n" "$0" >&3 &&
+    read -r _ status _ <&3 && [[ $status == 200 ]]' "$health_host" "$SERVE_PORT" 2>/dev/null
 }
 
 check() {
-  healthy || { say "not healthy: $(health_url)"; exit 1; }
-  say "healthy: $(health_url)"
+  healthy || { say "not healthy: $health"; exit 1; }
+  say "healthy: $health"
 }
 
 stop_server() {
@@ -68,7 +65,7 @@ stop_server() {
 serve() {
   [[ -n $MODEL && $MODEL != -* ]] || refuse "MODEL = '$MODEL', expected $MODEL_WANTED"
   command -v vllm >/dev/null || refuse "no vllm on PATH: install vllm==$VLLM_VERSION, or use docker-compose.yml"
-  if healthy; then refuse "something answers on $(health_url) already"; fi
+  if healthy; then refuse "something answers on $health already"; fi
   if [[ -z ${VLLM_API_KEY:-} && $SERVE_HOST != 127.0.0.1 && $SERVE_HOST != localhost ]]; then
     say "VLLM_API_KEY is not set: whoever reaches port $SERVE_PORT may use the server"
   fi
@@ -83,13 +80,13 @@ serve() {
       exit "$code"
     fi
     if ((SECONDS >= deadline)); then
-      say "not healthy after $START_TIMEOUT_S s, stopped: $(health_url)"
+      say "not healthy after $START_TIMEOUT_S s, stopped: $health"
       stop_server
       exit 1
     fi
     sleep 1
   done
-  say "healthy: $(health_url)"
+  say "healthy: $health"
   # a signal ends the first wait; vLLM then takes its time to finish
   wait "$server" || code=$?
   while kill -0 "$server" 2>/dev/null; do
@@ -136,7 +133,7 @@ run_head() {
   until found=$(cluster_gpus); ((found >= GPUS)); do
     ((SECONDS < deadline)) || { say "Ray has $found of $GPUS GPUs after $START_TIMEOUT_S s"; exit 1; }
     say "Ray has $found of $GPUS GPUs: start the workers"
-    sleep 5
+    sleep 2
   done
   serve "$@"
 }
@@ -166,7 +163,7 @@ def launch_script(launch: Launch) -> str:
     cluster = launch.nodes.is_cluster
     parts = [
         # values stand in single quotes so that nothing in them is expanded
-        "#!/usr/bin/env bash\n# shellcheck disable=SC2016\n",
+        "#!/usr/bin/env bash\n# shellcheck disable=SC1003,SC2016\n",
         _lines(comment(f"{launch.headline}. Written by `vllm-harness plan --write`.")),
         *(_lines(["#", *comment(f"Note: {note}.")]) for note in launch.notes),
         "#\n",
