@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.artifacts import SCRIPT_NAME, Launch, compose_file, launch_script, plan_launch
@@ -189,6 +189,7 @@ def test_the_command_is_that_of_the_plan() -> None:
     assert interpolated(service["ports"][0], SERVE_PORT="9000") == "9000:8000"
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1).filter(lambda name: name[0] != "-"))
 def test_no_name_leaves_its_string(name: str) -> None:
     service = services_of(launch("/m/" + name))["vllm"]

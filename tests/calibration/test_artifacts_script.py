@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.artifacts import SCRIPT_NAME, launch_script, plan_launch
@@ -176,6 +176,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1).filter(lambda name: name[0] != "-"))
 def test_a_name_stays_in_its_quotes(name: str) -> None:
     lines = script(name).split("\n")
