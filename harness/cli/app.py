@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "profiles": "List the load profiles there are.",
     "models": "List the models of the catalog.",
     "gpus": "List the GPUs of the catalog.",
+    "selftest": "How true this client is on this machine, by stream count.",
     "accuracy": "Score the model on a table of measurements.",
 }
 

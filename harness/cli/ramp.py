@@ -335,12 +335,18 @@ def _profile(
 
 
 def _processes(text: str, profile: Profile) -> int:
-    """``auto``: one worker carries 500 users' streams of 50 tokens a second on one core; a core is left for the rest."""
+    return processes_for(
+        text, max((stage.users for stage in profile.stages if isinstance(stage.users, int)), default=1)
+    )
+
+
+def processes_for(text: str, most: int) -> int:
+    """``--processes`` for at most so many streams. ``auto``: one worker carries 500 users' streams of 50 tokens a second
+    on one core; a core is left for the rest."""
     import os
 
     if text == "auto":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        most = max((stage.users for stage in profile.stages if isinstance(stage.users, int)), default=1)
         return max(1, min(-(-most // 500), cores - 1))
     if not text.isdigit() or not 1 <= int(text) <= 256:
         raise UsageError(f"--processes: expected auto or a number from 1 to 256, not {text!r}")

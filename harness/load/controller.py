@@ -37,12 +37,15 @@ class StageOutcome:
     gaps: list[GapHistogram] = field(default_factory=list)
     #: CPU seconds a wall second, of the busiest worker
     cpu: float | None = None
+    #: of all workers together
+    cpu_s: float = 0.0
     loop_lag_ms_p99: float | None = None
     not_sent: int = 0
     faults: list[str] = field(default_factory=list)
 
     def add(self, end: StageEnd) -> None:
         cpu = end.cpu_s / end.wall_s if end.wall_s > 0 else None
+        self.cpu_s += end.cpu_s
         self.cpu = max((c for c in (self.cpu, cpu) if c is not None), default=None)
         lags = [lag for lag in (self.loop_lag_ms_p99, end.loop_lag_ms_p99) if lag is not None]
         self.loop_lag_ms_p99 = max(lags, default=None)

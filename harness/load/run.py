@@ -37,6 +37,7 @@ from harness.observe.probe import ProbeResult, probe
 from harness.observe.scrape import Scrape, ScrapeLoop
 from harness.observe.summary import OurTraffic, summarise_server
 from harness.record import Record
+from harness.selftest import beyond, kept
 from harness.store import RunWriter
 from harness.workload.learn import TextLaw, learn_text
 from loadprofiles.profile import Profile, ProfileError, Stage, resolve
@@ -124,6 +125,8 @@ class Run:
         self._exporter: Exporter | None = None
         self._writer: RunWriter | None = None
         self._scraper: ScrapeLoop | None = None
+        #: what a selftest said of this machine
+        self._selftest: dict[str, Any] | None = None
 
     async def execute(self) -> list[dict[str, Any]]:
         """Run all stages; returns their summaries, which are on disk by then.
@@ -134,6 +137,10 @@ class Run:
             everything; LocalFault: this machine failed. What was measured is on disk in each case.
         """
         self._before_load = asyncio.current_task()
+        try:
+            self._selftest = kept()
+        except ValueError as error:
+            self._view.says(str(error))
         with self._heeding_signals():
             try:
                 await self._measure()
@@ -392,6 +399,7 @@ class Run:
                 f"{self._tally.short} of {self._tally.ok} good answers are shorter than asked: the server cut them,"
                 " as vLLM does at its max_model_len"
             )
+        summary["reasons"] += beyond(self._selftest, summary)
         if outcome.not_sent:
             summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
         if self._scraper is not None:
@@ -452,6 +460,7 @@ class Run:
                 "request_timeout_s": options.request_timeout_s,
                 "grace_s": options.grace_s,
             },
+            "selftest": self._selftest,
             "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
             "command": ["vllm-harness", *redacted(sys.argv[1:])],
         }

@@ -15,7 +15,8 @@ from console import Cli, only_document, records_of, stages_of
 from fault_thread import FaultThread
 
 from harness.measure import summary
-from harness.store import RunWriter
+from harness.selftest import core_count, keep
+from harness.store import RunWriter, read_run
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
 ONE = ("--users", "1", "--requests", "1", "--output-tokens", "3", "--prompt-tokens", "8")
@@ -338,6 +339,47 @@ def test_people_get_a_table_on_stdout_and_progress_on_stderr(cli: Cli, faults: F
     assert f"written to {tmp_path / 'run'}" in done.out
     assert "1 stages against normal" in done.err
     assert "TTFT ms" not in done.err
+
+
+# --- what a selftest said of this machine
+
+
+def selftested(streams: int, tokens_per_s: float) -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "cores": core_count(),
+        "when": "2026-11-30T12:00:00+00:00",
+        "processes": 1,
+        "trusted": {"streams": streams, "tokens_per_s": tokens_per_s},
+    }
+
+
+def test_a_run_quotes_the_selftest_and_says_where_it_goes_beyond(
+    cli: Cli, faults: FaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target = ("ramp", "--base-url", faults.base_url, "--model", "normal", "--users", "1,4", "--requests", "8")
+    cli(*target, "--no-scrape", "--output-tokens", "20", "--quiet", "--out", tmp_path / "a")
+    assert read_run(tmp_path / "a").run["selftest"] is None
+    keep(selftested(2, 1e6))
+    cli(*target, "--no-scrape", "--output-tokens", "20", "--quiet", "--out", tmp_path / "b")
+    assert read_run(tmp_path / "b").run["selftest"]["streams"] == 2
+    beyond = [[r for r in stage["reasons"] if "selftest of 2026-11-30" in r] for stage in stages_of(tmp_path / "b")]
+    assert [len(reasons) for reasons in beyond] == [0, 1]
+    assert "shown to measure truly (2 streams" in beyond[1][0]
+
+
+def test_a_selftest_that_does_not_read_is_said_and_stops_nothing(
+    cli: Cli, faults: FaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    keep(selftested(2, 1e6)).write_bytes(b"{")
+    done = cli(
+        *("ramp", "--base-url", faults.base_url, "--model", "normal", *ONE, "--no-scrape", "--out", tmp_path / "run")
+    )
+    assert done.code == 0
+    assert "does not read" in done.err
+    assert "vllm-harness selftest makes it anew" in done.err
 
 
 # --- proxies
