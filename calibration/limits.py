@@ -81,8 +81,9 @@ class Limits(NamedTuple):
         return self.ranked[0][0]
 
     @property
-    def next(self) -> str | None:
-        return self.ranked[1][0] if len(self.ranked) > 1 else None
+    def next(self) -> str:
+        """The limit after the binding one: pool and ``max_num_seqs`` always are two."""
+        return self.ranked[1][0]
 
     @property
     def users(self) -> float:
@@ -280,8 +281,6 @@ def explain(served: Serving, shape: Shape, limits: Limits) -> str:
         "knee": f"The knee of throughput binds {at}: beyond it a step grows almost as fast as the streams it serves, and an "
         "added user brings under a quarter of what the first one brings",
     }
-    if limits.next is None:
-        return f"{sentences[limits.binding]}."
     return f"{sentences[limits.binding]}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}."
 
 

@@ -376,17 +376,22 @@ _CONDITIONS = ("gpu", "model", "weights", "from_version", "before_version")
 
 
 def _holds(entry: Mapping[str, Any], gpu: str, model: str, weights: str, version: str) -> bool:
-    number = _numbers(version)
+    number = numbers(version)
     return (
         gpu.startswith(entry.get("gpu", ""))
         and model.startswith(entry.get("model", ""))
         and weights == entry.get("weights", weights)
-        and number >= _numbers(entry.get("from_version", "0.0"))
-        and number < _numbers(entry.get("before_version", "999.0"))
+        and number >= numbers(entry.get("from_version", "0.0"))
+        and number < numbers(entry.get("before_version", "999.0"))
     )
 
 
-def _numbers(version: str) -> tuple[int, int]:
+def numbers(version: str) -> tuple[int, int]:
+    """Major and minor of a version.
+
+    Raises:
+        InputError: it does not begin with them.
+    """
     match = re.match(r"v?(\d+)\.(\d+)", version)
     if match is None:
         raise InputError(f"version = {version!r}, expected numbers such as 0.18")

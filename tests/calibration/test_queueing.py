@@ -1,0 +1,222 @@
+"""Operating points: Little's law, the plateau, chunked prompts, closed against open loop."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.catalog import find_gpu, find_model
+from calibration.deployment import resolve_deployment
+from calibration.errors import InputError
+from calibration.priors import prior_factors
+from calibration.queueing import (
+    OperatingPoint,
+    Server,
+    Shape,
+    at_running,
+    closed_loop,
+    falling_root,
+    most_requests_per_s,
+    open_loop,
+)
+from calibration.serving import serving
+
+
+def server(model: str = "llama-3.1-70b", gpu: str = "h100-sxm", **changes: Any) -> Server:
+    asked = {"tp": 2, "weights": "fp8", "max_model_len": 16384, **changes}
+    served = serving(resolve_deployment(find_model(model), gpu=find_gpu(gpu), **asked))
+    return served.server(prior_factors(served.deployment), Shape(prompt_tokens=1000, output_tokens=500))
+
+
+SHAPE = Shape(prompt_tokens=1000, output_tokens=500)
+DENSE, MIXTURE = server(), server("gpt-oss-120b", weights="auto")
+
+
+def in_flight(point: OperatingPoint, shape: Shape) -> float:
+    """Users by Little's law, from what the point says of one request."""
+    life = point.ttft_s + shape.decode_steps * point.tpot_s + shape.think_s
+    return point.requests_per_s * life
+
+
+@given(
+    users=st.floats(1, 2000),
+    prompt=st.floats(1, 9000),
+    output=st.floats(1, 4000),
+    think=st.floats(0, 60),
+    wave=st.sampled_from([None, 1.0, 10.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_littles_law_holds_everywhere(
+    users: float, prompt: float, output: float, think: float, wave: float | None
+) -> None:
+    shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=think, requests_per_user=wave)
+    for each in (DENSE, MIXTURE):
+        point = closed_loop(each, shape, users)
+        assert in_flight(point, shape) == pytest.approx(users, rel=1e-6)
+        decoding = point.requests_per_s * shape.decode_steps * point.tpot_s
+        assert decoding <= users
+        if point.regime == "below_limits":
+            assert point.running == pytest.approx(decoding, rel=1e-4)
+        else:
+            assert point.running == pytest.approx(min(each.most_running, users))
+        assert point.output_tokens_per_s == pytest.approx(point.requests_per_s * output)
+        assert point.resident_tokens == pytest.approx(point.running * (prompt + output / 2))
+
+
+def test_one_user_waits_for_nobody() -> None:
+    point = closed_loop(DENSE, SHAPE, 1)
+    step = DENSE.step
+    alone = step.step_s(point.running, point.resident_tokens, 0)
+    # one prompt in each 500 steps
+    prompt = (step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s) / 500 * point.running
+    assert point.tpot_s == pytest.approx(alone + prompt, rel=1e-3)
+    assert point.running == pytest.approx(499 * point.tpot_s / (499 * point.tpot_s + point.ttft_s))
+
+
+def test_more_users_bring_more_tokens_and_longer_steps() -> None:
+    points = [closed_loop(DENSE, SHAPE, users) for users in (1, 2, 8, 32, 128)]
+    assert [p.output_tokens_per_s for p in points] == sorted(p.output_tokens_per_s for p in points)
+    assert [p.tpot_s for p in points] == sorted(p.tpot_s for p in points)
+    assert [p.ttft_s for p in points] == sorted(p.ttft_s for p in points)
+    assert points[-1].output_tokens_per_s_per_user == 1 / points[-1].tpot_s
+
+
+def test_beyond_the_pool_throughput_stands_still_and_the_rest_wait() -> None:
+    small = DENSE._replace(max_running=30.0)
+    below, full, over = (closed_loop(small, SHAPE, users) for users in (20, 60, 120))
+    assert (below.regime, full.regime, over.regime) == ("below_limits", "kv_full", "kv_full")
+    assert full.running == over.running == 30
+    assert over.output_tokens_per_s == pytest.approx(full.output_tokens_per_s)
+    assert over.tpot_s == full.tpot_s
+    # sixty more users wait sixty requests' time longer
+    assert over.ttft_s - full.ttft_s == pytest.approx(60 / full.requests_per_s)
+
+
+def test_as_many_run_as_max_num_seqs_lets() -> None:
+    point = closed_loop(DENSE._replace(max_num_seqs=8), SHAPE, 50)
+    assert (point.regime, point.running) == ("max_num_seqs", 8)
+    assert closed_loop(DENSE._replace(max_num_seqs=8, max_running=4.0), SHAPE, 50).regime == "kv_full"
+
+
+def test_thinking_users_run_less() -> None:
+    busy, idle = (closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, think_s=z), 64) for z in (0, 60))
+    assert idle.running < busy.running / 4
+    assert idle.tpot_s < busy.tpot_s
+
+
+def test_a_first_wave_waits_for_half_of_everybody() -> None:
+    steady = closed_loop(DENSE, SHAPE, 64)
+    wave = closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, requests_per_user=1), 64)
+    own = DENSE.step.prompt_chunk_s(1000, 0) + DENSE.step.mixed_step_overhead_s
+    assert wave.ttft_s - steady.ttft_s == pytest.approx(63 / 2 * own, rel=0.1)
+
+
+def test_a_request_that_follows_at_once_waits_for_steps_already_launched() -> None:
+    follows = closed_loop(DENSE, SHAPE, 1).ttft_s
+    alone = closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, think_s=1e-9), 1)
+    assert follows - alone.ttft_s == pytest.approx(2 * alone.tpot_s, rel=1e-3)
+    one_ahead = DENSE._replace(steps_in_flight=1)
+    assert closed_loop(one_ahead, SHAPE, 1).ttft_s == pytest.approx(follows - alone.tpot_s, rel=1e-3)
+
+
+def test_cached_prompts_are_held_but_not_computed() -> None:
+    fresh = closed_loop(DENSE, SHAPE, 32)
+    cached = closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, cached_prompt_share=0.9), 32)
+    assert cached.ttft_s < fresh.ttft_s
+    assert cached.tpot_s < fresh.tpot_s
+    assert cached.resident_tokens / cached.running == fresh.resident_tokens / fresh.running == 1250
+
+
+def test_a_prompt_over_the_budget_takes_several_steps() -> None:
+    long = Shape(prompt_tokens=8000, output_tokens=500)
+    whole, chunked = (closed_loop(DENSE._replace(max_num_batched_tokens=n), long, 1) for n in (16384, 2048))
+    step = DENSE.step
+    # four chunks: three more steps of decoding and of what a mixed step costs
+    more = 3 * (step.step_s(1, 8250, 0) + step.mixed_step_overhead_s)
+    assert chunked.ttft_s - whole.ttft_s == pytest.approx(more, rel=0.05)
+
+
+def test_replicas_serve_side_by_side() -> None:
+    one, two = closed_loop(DENSE, SHAPE, 32), closed_loop(DENSE._replace(replicas=2), SHAPE, 64)
+    assert two.tpot_s == pytest.approx(one.tpot_s)
+    assert two.output_tokens_per_s == pytest.approx(2 * one.output_tokens_per_s)
+    assert two.running == pytest.approx(2 * one.running)
+
+
+def test_a_pipeline_splits_the_batch() -> None:
+    whole, halves = closed_loop(DENSE, SHAPE, 64), closed_loop(DENSE._replace(micro_batches=2), SHAPE, 64)
+    assert halves.tpot_s < whole.tpot_s
+
+
+def test_the_users_of_a_number_running_keep_that_number_running() -> None:
+    for running in (0.5, 10.0, 200.0):
+        point = at_running(MIXTURE, SHAPE, running)
+        free = MIXTURE._replace(max_running=None)
+        assert closed_loop(free, SHAPE, point.users).running == pytest.approx(running, rel=1e-5)
+
+
+def test_an_open_loop_serves_what_arrives() -> None:
+    point = open_loop(DENSE, SHAPE, 2.0)
+    assert point is not None
+    assert point.requests_per_s == pytest.approx(2.0)
+    assert point.running == pytest.approx(2.0 * 499 * point.tpot_s)
+    assert point.users == pytest.approx(2.0 * (point.ttft_s + 499 * point.tpot_s))
+
+
+def test_an_open_loop_is_stable_up_to_what_can_be_served() -> None:
+    most = most_requests_per_s(DENSE, SHAPE)
+    assert open_loop(DENSE, SHAPE, 0.99 * most) is not None
+    assert open_loop(DENSE, SHAPE, 1.01 * most) is None
+    full = closed_loop(DENSE, SHAPE, 10_000)
+    assert full.requests_per_s == pytest.approx(most, rel=0.02)
+    assert most_requests_per_s(DENSE._replace(replicas=3), SHAPE) == pytest.approx(3 * most)
+
+
+def test_an_unbounded_server_serves_prompts_as_fast_as_it_computes_them() -> None:
+    free = DENSE._replace(max_running=None, max_num_seqs=10**9)
+    own = DENSE.step.prompt_chunk_s(1000, 0)
+    assert most_requests_per_s(free, SHAPE) < 1 / own
+    assert math.isfinite(most_requests_per_s(free._replace(max_running=math.inf), SHAPE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_tokens": 0}, "prompt_tokens = 0, expected more than 0"),
+        ({"output_tokens": 0}, "output_tokens = 0, expected at least 1"),
+        ({"think_s": -1}, "think_s = -1, expected at least 0"),
+        ({"cached_prompt_share": 1}, "cached_prompt_share = 1, expected 0 to below 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Shape(**{"prompt_tokens": 10, "output_tokens": 10, **changes})
+
+
+def test_nobody_is_no_load() -> None:
+    with pytest.raises(InputError, match="users = 0, expected more than 0"):
+        closed_loop(DENSE, SHAPE, 0)
+    with pytest.raises(InputError, match="requests_per_s = 0, expected more than 0"):
+        open_loop(DENSE, SHAPE, 0)
+
+
+@given(root=st.floats(0.01, 99.99), bend=st.floats(-0.9, 5))
+def test_a_root_is_found_whatever_the_bend(root: float, bend: float) -> None:
+    def falling(x: float) -> float:
+        return (root - x) * (1 + bend * x / 100)
+
+    assert falling_root(falling, 0, 100) == pytest.approx(root, abs=1e-5)
+
+
+def test_an_end_that_is_the_root_is_returned() -> None:
+    assert falling_root(lambda x: -x, 0, 1) == 0
+    assert falling_root(lambda x: 1 - x, 0, 1) == 1
+    assert falling_root(lambda x: 0.5 - x, 0, 1) == 0.5
+
+
+def test_a_step_function_is_pinned_to_its_jump() -> None:
+    assert falling_root(lambda x: 1.0 if x < 0.3 else -1.0, 0, 1) == pytest.approx(0.3, abs=1e-6)
