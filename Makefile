@@ -13,11 +13,12 @@ help:            ## list the targets
 
 $(VENV)/base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile --config-settings editable_mode=compat -e .
+	$(PIP) install --config-settings editable_mode=compat -e .
+	$(BIN)/python -m compileall -q harness calibration loadprofiles
 	@touch $@
 
 $(VENV)/test: $(VENV)/base
-	$(PIP) install --no-compile --config-settings editable_mode=compat -e '.[test]'
+	$(PIP) install --config-settings editable_mode=compat -e '.[test]'
 	@touch $@
 
 # the linters stay out of .venv: they weigh more than the tool
