@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import orjson
 
-from harness.twin_text import PIECE_BYTES, STRIDE, WORDS, chat_tokens, text_of, tokenize, word_at
+from harness.twin_text import PIECE_BYTES, chat_tokens, text_of, tokenize, word_at
 
 Endpoint = Literal["chat", "completions"]
 #: vLLM 0.32.0 CompletionRequest.max_tokens
@@ -235,7 +235,8 @@ _MARK_JSON = b"\\u0000"
 
 
 class Chunks:
-    """Builds the events of one stream. A plain token's event is three byte strings joined.
+    """Builds the events of one stream. A plain token's event is three byte strings joined, and can be made ready before
+    its time.
 
     Args:
         ask: the request.
@@ -243,7 +244,7 @@ class Chunks:
         first_word: where in the twin's language this answer begins; the rest follows in order.
     """
 
-    __slots__ = ("_ask", "_base", "_head", "_tail", "_word", "sent")
+    __slots__ = ("_ask", "_base", "_head", "_plain", "_tail", "_word", "ready", "sent")
 
     def __init__(self, ask: Ask, request_id: str, created: int, model: str, first_word: int) -> None:
         chat = ask.endpoint == "chat"
@@ -257,6 +258,9 @@ class Chunks:
         size = len(head) + len(PIECE_BYTES[0]) + len(tail)
         self._head = b"%x\r\n" % size + head
         self._tail = tail + b"\r\n"
+        self._plain = ask.stream and not ask.return_token_ids and not ask.continuous_usage
+        #: the event of the next token, should it be a single one and not the last; None where it is made when due
+        self.ready: bytes | None = None
 
     def _chunk(self, text: str, finish: str | None, tokens: list[int] | None) -> dict[str, Any]:
         # the fields vLLM sets, null ones included, in its order (exclude_unset)
@@ -281,11 +285,22 @@ class Chunks:
             chunk["usage"] = usage(len(self._ask.prompt), 0)
         return _event(chunk)
 
+    def make_ready(self) -> None:
+        """Make the next plain token's event, once the stream has begun."""
+        if self._plain and self.sent:
+            self.ready = self._head + PIECE_BYTES[word_at(self._word, self.sent)] + self._tail
+
+    def take_ready(self) -> None:
+        """The event that was ready has been sent."""
+        self.sent += 1
+        self.ready = self._head + PIECE_BYTES[word_at(self._word, self.sent)] + self._tail
+
     def tokens(self, count: int, finish: str | None) -> bytes:
         """The event of ``count`` more tokens, with what follows it where they are the last."""
-        opening = self.opening() if not self.sent else b""
-        if count == 1 and finish is None and not self._ask.return_token_ids and not self._ask.continuous_usage:
-            word = PIECE_BYTES[(self._word + self.sent * STRIDE) % WORDS]
+        opening = b"" if self.sent else self.opening()
+        self.ready = None
+        if count == 1 and finish is None and self._plain:
+            word = PIECE_BYTES[word_at(self._word, self.sent)]
             self.sent += 1
             return opening + self._head + word + self._tail
         return opening + self._general(count, finish) + (self._closing() if finish else b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from os import write
 from typing import Protocol, cast
 
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
@@ -162,6 +163,9 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        #: the transport holds bytes that the socket has not taken yet
+        self._behind = False
         self._busy = False
         self._close_after = False
         #: the app's own
@@ -172,6 +176,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         # a slow reader is not our clock's business: what it does not take waits in memory
         self._transport.set_write_buffer_limits(high=1 << 30)
+        self._fd = transport.get_extra_info("socket").fileno()
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -203,8 +208,25 @@ class Connection(asyncio.Protocol):
         self._app.handle(self, request)
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        """Hand ``data`` to the socket at once, as far as it takes it; the transport sends the rest."""
+        transport = self._transport
+        if transport is None:
+            return
+        if self._behind:
+            self._behind = transport.get_write_buffer_size() > 0
+            if self._behind:
+                transport.write(data)
+                return
+        try:
+            sent = write(self._fd, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # the client has gone; the event loop will tell
+            return
+        if sent < len(data):
+            self._behind = True
+            transport.write(data[sent:])
 
     def done(self) -> None:
         """The answer is complete; the next request may be read."""

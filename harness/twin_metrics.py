@@ -28,6 +28,8 @@ class Scrape:
     lateness: Histogram
     created_s: float
     cpu_s: float
+    #: answered requests by (handler, method, status class such as "2xx")
+    http_requests: Mapping[tuple[str, str, str], int]
 
 
 class _Text:
@@ -102,6 +104,7 @@ def render(scrape: Scrape) -> bytes:
     _rejections(text, scrape)
     _histograms(text)
     _cache_config(text, scrape)
+    _http(text, scrape)
     _speculation(text, scrape)
     text.family("vllm_twin_write_lateness_seconds", "histogram", "How late the twin's writes were, in real seconds.")
     text.buckets("vllm_twin_write_lateness_seconds", {}, scrape.lateness)
@@ -230,8 +233,11 @@ def _histograms(text: _Text) -> None:
         text.histogram(f"vllm:{name}", about, pick)
 
 
-def cache_config(config: EngineConfig) -> dict[str, str]:
-    """Labels of ``vllm:cache_config_info`` but for ``engine``: every field of vLLM 0.32.0's CacheConfig as text."""
+def cache_config(config: EngineConfig, engines: int = 1) -> dict[str, str]:
+    """Labels of ``vllm:cache_config_info`` but for ``engine``: every field of vLLM 0.32.0's CacheConfig as text.
+
+    ``num_gpu_blocks`` is the sum over the data-parallel engines, the tokens are one engine's (seen on a live server).
+    """
     size_tokens = config.num_gpu_blocks * config.block_size
     unset = (
         *("cache_hit_alignment_tokens", "hash_block_size", "kv_cache_layout", "kv_offloading_size"),
@@ -258,7 +264,7 @@ def cache_config(config: EngineConfig) -> dict[str, str]:
         "mamba_cache_dtype": "auto",
         "mamba_cache_mode": "none",
         "mamba_ssm_cache_dtype": "float32",
-        "num_gpu_blocks": str(config.num_gpu_blocks),
+        "num_gpu_blocks": str(config.num_gpu_blocks * engines),
         "num_gpu_blocks_override": str(config.num_gpu_blocks),
         "prefix_cache_retention_interval": "0",
         "prefix_caching_hash_algo": "sha256",
@@ -271,7 +277,16 @@ def cache_config(config: EngineConfig) -> dict[str, str]:
 def _cache_config(text: _Text, scrape: Scrape) -> None:
     text.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
     for index, (config, _) in enumerate(scrape.engines):
-        text.sample("vllm:cache_config_info", cache_config(config) | {"engine": str(index)}, 1)
+        text.sample("vllm:cache_config_info", cache_config(config, len(scrape.engines)) | {"engine": str(index)}, 1)
+
+
+def _http(text: _Text, scrape: Scrape) -> None:
+    about = "Total number of requests by method, status and handler."
+    labels = [dict(zip(("handler", "method", "status"), key, strict=True)) for key in scrape.http_requests]
+    text.family("http_requests_total", "counter", about)
+    for each, count in zip(labels, scrape.http_requests.values(), strict=True):
+        text.sample("http_requests_total", each, count)
+    text.created("http_requests", about, labels)
 
 
 def _speculation(text: _Text, scrape: Scrape) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import math
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,9 @@ from harness.twin_metrics import CONTENT_TYPE, LATENESS_BUCKETS_S, Scrape, rende
 from harness.twin_text import WORDS, chat_tokens, pieces, tokenize
 
 VERSION = "0.32.0"
+_JSON = "application/json"
+#: what vLLM's HTTP layer leaves out of http_requests_total
+_UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})
 #: answers that may end by themselves: log-normal lengths, this standard deviation of the logarithm
 FREE_LENGTH_SIGMA = 0.6
 #: steps after which the lateness of their writes is put into its buckets
@@ -87,11 +91,21 @@ class TwinConfig:
 class Stream:
     """One request being answered."""
 
-    __slots__ = ("ask", "chunks", "connection", "created", "engine", "model", "request_id", "seq")
+    __slots__ = ("ask", "chunks", "connection", "created", "engine", "model", "request", "request_id", "seq")
 
-    def __init__(self, ask: Ask, connection: Connection, request_id: str, created: int, model: str, word: int) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        connection: Connection,
+        request: Request,
+        request_id: str,
+        created: int,
+        model: str,
+        word: int,
+    ) -> None:
         self.ask = ask
         self.connection = connection
+        self.request = request
         self.request_id = request_id
         self.created = created
         self.model = model
@@ -114,6 +128,7 @@ class TwinServer:
         self._created_s = clock.wall_time().timestamp()
         self._rng = random.Random(f"{config.seed}/answers")
         self._unsettled = 0
+        self._answered: Counter[tuple[str, str, str]] = Counter()
         call_later = asyncio.get_running_loop().call_later
         self.engines = [
             LiveEngine(self._engine(rank), self._now_s, config.time_scale, self._deliver, call_later)
@@ -139,29 +154,36 @@ class TwinServer:
         try:
             self._route(connection, request)
         except Refusal as refusal:
-            self._finish(connection, response(refusal.status, refusal.body()))
+            self._finish(connection, request, refusal.status, refusal.body())
 
     def _route(self, connection: Connection, request: Request) -> None:
         path = request.path.rstrip("/") or "/"
         if path.startswith("/v1") and not self._authorised(request):
-            self._finish(connection, response(401, b'{"error":"Unauthorized"}'))
+            self._finish(connection, request, 401, b'{"error":"Unauthorized"}')
         elif request.method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
             self._generate(connection, request, "chat" if "chat" in path else "completions")
         elif request.method == "POST" and path == "/tokenize":
-            self._finish(connection, response(200, self._tokenize(request.body)))
+            self._finish(connection, request, 200, self._tokenize(request.body))
         elif request.method in ("GET", "HEAD") and path in _PAGES:
             content_type, page = _PAGES[path]
-            answer = response(200, page(self), content_type)
-            self._finish(connection, answer if request.method == "GET" else answer[: answer.index(b"\r\n\r\n") + 4])
+            self._finish(connection, request, 200, page(self), content_type)
         else:
-            self._finish(connection, response(404, b'{"detail":"Not Found"}'))
+            self._finish(connection, request, 404, b'{"detail":"Not Found"}')
 
     def _authorised(self, request: Request) -> bool:
         return self.config.api_key is None or request.headers.get("authorization") == f"Bearer {self.config.api_key}"
 
-    @staticmethod
-    def _finish(connection: Connection, answer: bytes) -> None:
-        connection.write(answer)
+    def _finish(
+        self, connection: Connection, request: Request, status: int, body: bytes, content_type: str = _JSON
+    ) -> None:
+        answer = response(status, body, content_type)
+        connection.write(answer if request.method != "HEAD" else answer[: len(answer) - len(body)])
+        self._done(connection, request, status)
+
+    def _done(self, connection: Connection, request: Request, status: int) -> None:
+        """The answer is complete: count it, as vLLM's HTTP layer does, and read on."""
+        if request.path not in _UNCOUNTED:
+            self._answered[(request.path, request.method, f"{status // 100}xx")] += 1
         connection.done()
 
     def _generate(self, connection: Connection, request: Request, endpoint: Endpoint) -> None:
@@ -172,7 +194,7 @@ class TwinServer:
         request_id = request.headers.get("x-request-id") or f"{self._rng.getrandbits(128):032x}"
         created = int(clock.wall_time().timestamp())
         word = self._rng.randrange(WORDS)
-        stream = Stream(ask, connection, f"{kind}-{request_id}", created, self.config.name, word)
+        stream = Stream(ask, connection, request, f"{kind}-{request_id}", created, self.config.name, word)
         stream.engine = self._choose(request)
         stream.seq = self._sequence(ask, stream)
         connection.state = stream
@@ -222,33 +244,43 @@ class TwinServer:
     # ------------------------------------------------------------------ outputs
 
     def _deliver(self, output: Output) -> None:
+        """Write what a step put out: at its due time only writes, the making ready for the next one after it."""
         ended = set(output.finished)
         due_ns = self._start_ns + round(output.at_s / self.config.time_scale * clock.NS_PER_S)
-        add, now_ns = self.lateness.add, clock.now_ns
-        for group in (output.started, output.resumed, output.decoded or ()):
-            for seq in group:
-                if seq.ended and seq not in ended:
-                    continue
-                count = 1 if output.tokens is None or group is not output.decoded else output.tokens[seq]
-                self._emit(seq, count, seq in ended)
-                add((now_ns() - due_ns) / clock.NS_PER_S)
+        add, now_ns = self.lateness.add, clock.MonotonicClock.now_ns
+        written: list[Chunks] = []
+        for seq in output.decoded or ():
+            stream: Stream = seq.payload
+            chunks = stream.chunks
+            if chunks.ready is not None and seq not in ended and output.tokens is None:
+                stream.connection.write(chunks.ready)
+                written.append(chunks)
+            elif not seq.ended or seq in ended:
+                self._emit(seq, 1 if output.tokens is None else output.tokens[seq], seq in ended)
+            add((now_ns() - due_ns) / clock.NS_PER_S)
+        for chunks in written:
+            chunks.take_ready()
+        for seq in (*output.started, *output.resumed):
+            self._emit(seq, 1, seq in ended)
+            add((now_ns() - due_ns) / clock.NS_PER_S)
         self._unsettled += 1
         if self._unsettled == _SETTLE_EVERY:
             self._unsettled = 0
             self.lateness.settle()
 
-    @staticmethod
-    def _emit(seq: Sequence, count: int, last: bool) -> None:
+    def _emit(self, seq: Sequence, count: int, last: bool) -> None:
         stream: Stream = seq.payload
         connection = stream.connection
         if stream.ask.stream:
             connection.write(stream.chunks.tokens(count, seq.finish_reason if last else None))
+            if not last:
+                stream.chunks.make_ready()
         elif last:
             ids = stream.answer_ids(seq.output_tokens)
             body = whole_answer(stream.ask, stream.request_id, stream.created, stream.model, ids, seq.finish_reason)
             connection.write(response(200, body))
         if last:
-            connection.done()
+            self._done(connection, stream.request, 200)
 
     # ------------------------------------------------------------------ pages
 
@@ -290,6 +322,7 @@ class TwinServer:
                 lateness=self.lateness,
                 created_s=self._created_s,
                 cpu_s=clock.process_cpu_s(),
+                http_requests=self._answered,
             )
         )
 
@@ -318,7 +351,6 @@ class TwinServer:
             connection.abort()
 
 
-_JSON = "application/json"
 _PAGES: dict[str, tuple[str, Callable[[TwinServer], bytes]]] = {
     "/v1/models": (_JSON, TwinServer._models),
     "/version": (_JSON, TwinServer._version),

@@ -103,16 +103,17 @@ class Engine:
         """Requests that have arrived and not ended."""
         return len(self.scheduler.running) + len(self.scheduler.waiting) + len(self._inbox)
 
-    def check(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Raises InputError where a request of this size can never run."""
-        if prompt_tokens + output_tokens > self.config.max_model_len:
+    def add(self, seq: Sequence, now_s: float) -> None:
+        """A request arrives. An idle engine wakes: it is due at once, with whatever else arrives at this moment.
+
+        Raises:
+            InputError: prompt and output do not fit into the model's length, so it could never end.
+        """
+        if seq.prompt_tokens + seq.output_tokens > self.config.max_model_len:
             raise InputError(
-                f"prompt and output are {prompt_tokens} + {output_tokens} tokens: expected at most max_model_len"
+                f"prompt and output are {seq.prompt_tokens} + {seq.output_tokens} tokens: expected at most max_model_len"
                 f" ({self.config.max_model_len})"
             )
-
-    def add(self, seq: Sequence, now_s: float) -> None:
-        """A request arrives. An idle engine wakes: it is due at once, with whatever else arrives at this moment."""
         seq.arrived_s = now_s
         self._inbox[seq] = None
         if self.due_s is None:

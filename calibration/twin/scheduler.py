@@ -56,6 +56,10 @@ class Step:
     #: sequences of this step whose output nobody takes any more
     dropped: int = 0
 
+    def holds(self, seq: Sequence) -> bool:
+        """Whether ``seq`` sits this step out."""
+        return any(other is seq for other, _ in self.held)
+
     @property
     def scheduled_tokens(self) -> int:
         return self.decode_tokens + self.prefill_tokens + self.padding
@@ -88,6 +92,9 @@ class Scheduler:
         self._tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation is not None else 0)
         self._lookahead_tokens = speculation.lookahead_tokens if speculation is not None else 0
         self._block_size = config.block_size
+        #: the step still running while one is scheduled; whose token of it is still to come though they were preempted
+        self._under_way: Step | None = None
+        self._stale: dict[Sequence, Step] = {}
         self._steps = 0
         self._admissions = 0
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
@@ -107,6 +114,7 @@ class Scheduler:
         Args:
             foreseen: the step still running, under asynchronous scheduling: those known to end in it do not run again.
         """
+        self._under_way = foreseen
         if foreseen is not None:
             self._set_aside_ends(foreseen)
         step = Step(self._steps + 1)
@@ -212,6 +220,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: Step) -> None:
         if seq.decoding:
             step.interrupted += (seq,)
+            if self._under_way is not None and not self._under_way.holds(seq):
+                self._stale[seq] = self._under_way
             self.decoders.drop(seq)
             if self.config.speculation is None:
                 seq.outputs = seq.output_tokens - (seq.finish_step - (step.index - 1))
@@ -340,6 +350,8 @@ class Scheduler:
         Args:
             ahead: the step scheduled meanwhile, under asynchronous scheduling.
         """
+        if self._stale:
+            self._stale.clear()
         if not self.config.async_scheduling or self.config.speculation is not None:
             step.ending = tuple(self.decoders.foreseen(step.index))
         ended = [seq for seq in step.ending if not seq.ended] if step.ending else []
@@ -364,6 +376,8 @@ class Scheduler:
         """Take ``seq`` out wherever it is; steps under way lose its output."""
         for step in in_flight:
             self._drop_from(seq, step)
+        if seq in self._stale:
+            self._stale.pop(seq).dropped += 1
         if seq.decoding:
             self.decoders.drop(seq)
         self._prefilling.pop(seq, None)
@@ -372,7 +386,9 @@ class Scheduler:
 
     @staticmethod
     def _drop_from(seq: Sequence, step: Step | None) -> None:
-        if step is not None and ((seq.decoding and seq.joined_step <= step.index) or seq in step.ending):
+        if step is None or step.holds(seq):
+            return
+        if (seq.decoding and seq.joined_step <= step.index) or seq in step.ending:
             step.dropped += 1
             if step.tokens is not None:
                 step.tokens.pop(seq, None)

@@ -158,7 +158,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(total=st.integers(4, 40), caching=st.booleans(), moves=moves)
 def test_runs_of_blocks_are_the_blocks_one_by_one(total: int, caching: bool, moves: list[tuple[str, int]]) -> None:
     pair = Pair(total, caching)

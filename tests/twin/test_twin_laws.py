@@ -77,7 +77,7 @@ def run_virtual(
 cases = engine_configs().flatmap(lambda config: st.tuples(st.just(config), loads(config.max_model_len)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases)
 def test_everything_ends_and_every_block_comes_back(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
@@ -89,7 +89,7 @@ def test_everything_ends_and_every_block_comes_back(case: tuple[EngineConfig, Lo
     assert engine.due_s is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases)
 def test_blocks_conserve_and_usage_is_a_fraction(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
@@ -109,7 +109,7 @@ def test_blocks_conserve_and_usage_is_a_fraction(case: tuple[EngineConfig, Load]
     run_virtual(engine, load, seqs, watch)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases)
 def test_tokens_out_are_tokens_asked(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
@@ -131,7 +131,7 @@ def test_tokens_out_are_tokens_asked(case: tuple[EngineConfig, Load]) -> None:
     assert engine.counters.request_success["length"] == len(finished)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_vllms_identities_hold(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
@@ -150,7 +150,7 @@ def test_vllms_identities_hold(case: tuple[EngineConfig, Load]) -> None:
         assert counters.num_preemptions == sum(seq.preemptions for seq in seqs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_times_are_in_order(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
@@ -167,7 +167,7 @@ def test_times_are_in_order(case: tuple[EngineConfig, Load]) -> None:
 fcfs = engine_configs(kinds=False).flatmap(lambda config: st.tuples(st.just(config), loads(config.max_model_len)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(fcfs)
 def test_under_fcfs_nobody_is_passed_for_ever(case: tuple[EngineConfig, Load]) -> None:
     """First admissions are in the order of arrival."""
@@ -219,7 +219,7 @@ class FakeLoop:
             timer[2]()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_both_clocks_decide_alike(case: tuple[EngineConfig, Load]) -> None:
     config, load = case
