@@ -203,6 +203,8 @@ class _StampedHandler(ResponseHandler):
         payload = self._payload
         super().connection_lost(exc)
         self._wake(payload, exc or ConnectionResetError("the connection was closed"))
+        # a dead connection is a cycle of protocol, parser and reader: it must not keep a request's bytes alive
+        self.exchange = self._adopted = None
 
     @staticmethod
     def _wake(payload: StreamReader | None, error: BaseException) -> None:

@@ -3,7 +3,7 @@
 Bins are spaced by a constant factor, so a bin's representative is off by at most ``RELATIVE_ERROR`` of the value
 (the mapping of DDSketch: Masson, Rim and Lee, PVLDB 12(12), 2019). Counts are kept per slice of time as well, because
 the window of a stage is known only after the stage. When a stage outgrows ``MAX_SLICES`` slices, slices are paired and
-doubled in width: one histogram holds at most 1,024 x 2,074 counts of 4 bytes = 8.5 MB, at any rate and for any time.
+doubled in width: one histogram holds at most 256 x 2,074 counts of 4 bytes = 2.1 MB, at any rate and for any time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOOR_MS = 1e-3
 #: longer gaps share the last bin, which reads as the largest gap seen
 CEILING_MS = 1e6
 SLICE_S = 0.125
-MAX_SLICES = 1024
+MAX_SLICES = 256
 #: gaps held back until they are folded together, so that a call per request stays cheap
 BUFFER = 8192
 
