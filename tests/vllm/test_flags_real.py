@@ -29,6 +29,7 @@ import contextlib, io, json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.cli.serve import cmd_init
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 parser = FlexibleArgumentParser(description="vLLM CLI")
@@ -57,8 +58,15 @@ def configured(line):
         "dtype": str(model.dtype), "enforce_eager": model.enforce_eager,
     }
 
+def quantised_at_load_as_fp8():
+    try:
+        Fp8Config(is_checkpoint_fp8_serialized=False)
+    except ValueError as refused:
+        return str(refused)
+
 asked = json.load(sys.stdin)
 answer = {
+    "fp8": quantised_at_load_as_fp8(),
     "methods": QUANTIZATION_METHODS,
     "parsed": {name: parsed(line) for name, line in asked["parse"].items()},
     "configured": configured(asked["configure"]),
@@ -220,6 +228,11 @@ def test_vllms_own_parser_takes_the_flags_of_a_plan(name: str, answer: Answer) -
     assert came["fields"]["model_tag"] == make().checkpoint.model
     assert {key: came["fields"][key] for key in expected} == expected
     assert came["fields"]["quantization"] in (None, *answer["methods"])
+
+
+def test_the_old_name_of_fp8_made_at_load_is_refused_by_the_engine(answer: Answer) -> None:
+    """The parser takes it, the engine does not: why a plan says fp8_per_tensor."""
+    assert "Please use `--quantization fp8_per_tensor`" in answer["fp8"]
 
 
 def test_what_a_plan_leaves_out_keeps_vllms_default(answer: Answer) -> None:
