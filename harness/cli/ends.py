@@ -25,6 +25,8 @@ def guarded(call: Callable[[], object]) -> None:
         fail(error.message, error.hint, error.exit_code)
     except CalibrationError as error:
         fail(error.message, error.hint, 2)
+    except KeyboardInterrupt:
+        fail("interrupted", "nothing had been measured yet", 130)
     except BrokenPipeError:
         # the reader of our output has gone (| head): nothing is left to say, and Python must not try at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
