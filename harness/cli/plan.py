@@ -169,6 +169,7 @@ def run(argv: list[str]) -> None:
     elif len(gpus) * len(tps) * len(pps) * len(weights) * len(kvs) > 1:
         from calibration.candidates import choices, compare
 
+        plan_write.refuse_several(asked)
         _print_comparison(compare(choices(gpus, tps, pps, weights, kvs), build, load_of, slo), asked.json)
         return
     else:

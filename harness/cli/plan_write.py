@@ -23,6 +23,18 @@ def add_options(parser: ArgumentParser) -> None:
     add("--gpus-per-node", type=int, metavar="N", default=8, help="more GPUs than this need Ray over nodes (8)")
 
 
+def refuse_several(asked: Namespace) -> None:
+    """Launch files are of one deployment.
+
+    Raises:
+        UsageError: ``--write`` beside lists of GPUs, splits or formats.
+    """
+    if asked.write is not None:
+        raise UsageError(
+            "--write with several deployments, expected one", "name one GPU, split and format, or use --fit"
+        )
+
+
 def write(asked: Namespace, model: str, plan: Plan) -> None:
     """Write both files, or neither, and say what was written on stderr; nothing where ``--write`` was not asked.
 

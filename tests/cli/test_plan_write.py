@@ -120,3 +120,15 @@ def test_more_gpus_than_a_node_has_are_joined_by_ray(cli: Cli, tmp_path: Path) -
     assert "--distributed-executor-backend ray\n" in (tmp_path / "run_vllm_cluster.sh").read_text()
     assert set(yaml.safe_load((tmp_path / "docker-compose.yml").read_text())["services"]) == {"head", "worker"}
     assert cli(*plan, "--gpus-per-node", "0", "--force").code == 2
+
+
+def test_a_comparison_has_no_launch_files(cli: Cli, tmp_path: Path) -> None:
+    refused = cli("plan", "--model", "llama-3.1-8b", "--gpu", "h100-sxm,l40s", "--write", tmp_path)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--write with several deployments, expected one" in refused.one_message()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_smallest_that_fits_is_what_is_written(cli: Cli, tmp_path: Path) -> None:
+    assert cli("plan", "--model", "llama-3.3-70b", "--gpu", "h100-sxm", "--fit", "--write", tmp_path).code == 0
+    assert "\n  --tensor-parallel-size " in (tmp_path / "run_vllm_cluster.sh").read_text()
