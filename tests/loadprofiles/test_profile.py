@@ -147,7 +147,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"bad\.yaml:\d+: not YAML"):
         load_profile(str(file))
     file.write_bytes(b"\xff\xfe\xfa name")
-    with pytest.raises(ProfileError, match="bad.yaml"):
+    with pytest.raises(ProfileError, match=r"bad\.yaml"):
         load_profile(str(file))
 
 

@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 def test_records_that_cannot_be_flushed_are_said(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run")
     writer._requests.close()
-    writer._requests = Path("/dev/full").open("wb")
+    writer._requests = Path("/dev/full").open("wb")  # noqa: SIM115  the writer closes it
     writer.add_record(record(0).to_json())
     with pytest.raises(LocalFault, match=r"the disk is full: .*requests\.jsonl"):
         writer.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -119,10 +120,9 @@ def small_run(small_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tupl
     )
     exported: list[dict[str, float]] = []
     while process.poll() is None:
-        try:
+        # not yet up, or just closed: the run's ends
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
             exported.append(scrape(port))
-        except (urllib.error.URLError, ConnectionError):
-            pass  # not yet up, or just closed: the run's ends
         time.sleep(0.5)
     assert process.stderr is not None
     assert process.returncode == 0, process.stderr.read()
