@@ -18,12 +18,13 @@ $(VENV)/base: pyproject.toml
 	@touch $@
 
 $(VENV)/test: $(VENV)/base
-	$(PIP) install --config-settings editable_mode=compat -e '.[test]'
+	$(PIP) install --no-compile --config-settings editable_mode=compat -e '.[test]'
 	@touch $@
 
 # the linters stay out of .venv: they weigh more than the tool
 .venv-lint/lint: pyproject.toml $(VENV)/test
 	$(PYTHON) -m venv .venv-lint
+	$(PIP) install --no-compile --config-settings editable_mode=compat -e '.[test,lint]'
 	.venv-lint/bin/python -m pip --quiet --disable-pip-version-check install 'mypy>=1.11' 'ruff>=0.6'
 	@touch $@
 
