@@ -18,6 +18,8 @@ from harness.twin_text import PIECE_BYTES, chat_tokens, text_of, tokenize, word_
 Endpoint = Literal["chat", "completions"]
 #: vLLM 0.32.0 CompletionRequest.max_tokens
 DEFAULT_COMPLETION_TOKENS = 16
+#: the twin takes the ids of any model's tokenizer
+MAX_TOKEN_ID = 2**31 - 1
 
 
 class Refusal(Exception):
@@ -152,8 +154,10 @@ def _completion_prompt(fields: Mapping[str, Any]) -> list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         tokens = tokenize(prompt)
-    elif isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt):
+    elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
         tokens = prompt
+        if tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_TOKEN_ID:
+            raise Refusal(400, f"Token id {max(tokens)} is out of vocabulary", "prompt")
     elif isinstance(prompt, list):
         raise Refusal(400, "the twin serves one prompt a request: a text or a list of token ids", "prompt")
     else:

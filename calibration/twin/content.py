@@ -8,7 +8,8 @@ keys nobody else has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
 
 Key = int | tuple[int, int]
@@ -47,13 +48,10 @@ class Content:
 
 
 def chained_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[int]:
-    """Keys of the full blocks of ``tokens``, each chained to the one before; ``salt`` separates tenants."""
-    return list(_chain(tokens, block_size, salt))
-
-
-def _chain(tokens: Sequence[int], block_size: int, salt: str) -> Iterable[int]:
-    parent = salt.encode()
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        block = ",".join(map(str, tokens[start : start + block_size])).encode()
-        parent = blake2b(parent + b"|" + block, digest_size=8).digest()
-        yield int.from_bytes(parent, "big")
+    """Keys of the full blocks of ``tokens`` (ids below 2**63), each chained to the one before; ``salt`` separates tenants."""
+    data, size = array("q", tokens).tobytes(), 8 * block_size
+    parent, keys = salt.encode(), []
+    for end in range(size, len(data) + 1, size):
+        parent = blake2b(parent + data[end - size : end], digest_size=8).digest()
+        keys.append(int.from_bytes(parent, "big"))
+    return keys

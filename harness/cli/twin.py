@@ -1,38 +1,58 @@
-"""`vllm-harness twin`: serve the twin, with vLLM's flags by vLLM's names and a step time of the user's."""
+"""``vllm-harness twin``: serve the twin, with vLLM's flags by vLLM's names; its pool and step time by hand, or of a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.errors import UsageError
+
 if TYPE_CHECKING:
-    from calibration.twin.config import Speculation
+    from calibration.factors import FactorSet
+    from calibration.steptime import StepModel
+    from calibration.twin.config import EngineConfig, Speculation
     from harness.twin_server import TwinConfig
 
-_VLLM, _TIME, _SERVER = "vLLM's flags", "Step time and lengths", "Server"
+#: what holds without --gpu: a pool of some 450,000 tokens, and the step of an 8B model on one large GPU
+_FLAGS = {"max_model_len": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 16}
+_BLOCKS = 28_000
+_STEP_MS = {"step_ms": 12.0, "per_sequence_ms": 0.05, "per_1k_kv_tokens_ms": 0.02, "per_1k_prefill_tokens_ms": 30.0}
+
+_VLLM, _PLAN, _TIME, _SERVER = "vLLM's flags", "Of a plan", "Step time and lengths", "Server"
 
 
 def command(
-    model: Annotated[str, typer.Option("--model", help="Name of the model.", rich_help_panel=_VLLM)] = "twin",
+    model: Annotated[
+        str,
+        typer.Option("--model", help="Name of the model; with --gpu one of the catalog.", rich_help_panel=_VLLM),
+    ] = "twin",
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="Name clients use.", rich_help_panel=_VLLM)
     ] = None,
-    max_model_len: Annotated[int, typer.Option("--max-model-len", help="Context.", rich_help_panel=_VLLM)] = 8192,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Context (8192).", rich_help_panel=_VLLM)
+    ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", help="Running requests at most.", rich_help_panel=_VLLM)
-    ] = 256,
+        int | None, typer.Option("--max-num-seqs", help="Running requests at most (256).", rich_help_panel=_VLLM)
+    ] = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", help="Tokens of one step at most.", rich_help_panel=_VLLM)
-    ] = 8192,
-    block_size: Annotated[int, typer.Option("--block-size", help="Tokens of a block.", rich_help_panel=_VLLM)] = 16,
-    num_gpu_blocks: Annotated[
-        int,
+        int | None,
+        typer.Option("--max-num-batched-tokens", help="Tokens of one step at most (8192).", rich_help_panel=_VLLM),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", help="Tokens of a block (16).", rich_help_panel=_VLLM)
+    ] = None,
+    num_gpu_blocks_override: Annotated[
+        int | None,
         typer.Option(
-            "--num-gpu-blocks-override", help="Blocks of the pool, the null block included.", rich_help_panel=_VLLM
+            "--num-gpu-blocks-override",
+            help="Blocks of the pool, the null block included (28000).",
+            rich_help_panel=_VLLM,
         ),
-    ] = 28_000,
+    ] = None,
     enable_prefix_caching: Annotated[
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", rich_help_panel=_VLLM)
     ] = True,
@@ -40,13 +60,13 @@ def command(
         str, typer.Option("--scheduling-policy", help="fcfs or priority.", rich_help_panel=_VLLM)
     ] = "fcfs",
     async_scheduling: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--async-scheduling/--no-async-scheduling",
-            help="Schedule a step before the one running has ended.",
+            help="Schedule a step before the one running has ended (no; with --gpu as vLLM decides).",
             rich_help_panel=_VLLM,
         ),
-    ] = False,
+    ] = None,
     data_parallel_size: Annotated[
         int, typer.Option("--data-parallel-size", help="Engines behind one front end.", rich_help_panel=_VLLM)
     ] = 1,
@@ -58,17 +78,34 @@ def command(
             rich_help_panel=_VLLM,
         ),
     ] = None,
-    step_ms: Annotated[float, typer.Option("--step-ms", help="Of any step.", rich_help_panel=_TIME)] = 12.0,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Pool, flags and step time as `plan` has them for it.", rich_help_panel=_PLAN),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tp", "--tensor-parallel-size", help="GPUs a replica is cut over.", rich_help_panel=_PLAN)
+    ] = 1,
+    weights: Annotated[str, typer.Option("--weights", help="Format of the weights.", rich_help_panel=_PLAN)] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option("--kv", "--kv-cache-dtype", help="Format of the cache.", rich_help_panel=_PLAN)
+    ] = "auto",
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Factors that correct the plan.", rich_help_panel=_PLAN),
+    ] = None,
+    step_ms: Annotated[float | None, typer.Option("--step-ms", help="Of any step (12).", rich_help_panel=_TIME)] = None,
     per_sequence_ms: Annotated[
-        float, typer.Option("--per-sequence-ms", help="More, for each decoding sequence.", rich_help_panel=_TIME)
-    ] = 0.05,
+        float | None,
+        typer.Option("--per-sequence-ms", help="More, for each decoding sequence (0.05).", rich_help_panel=_TIME),
+    ] = None,
     per_1k_kv_tokens_ms: Annotated[
-        float,
-        typer.Option("--per-1k-kv-tokens-ms", help="More, per 1000 resident KV tokens.", rich_help_panel=_TIME),
-    ] = 0.02,
+        float | None,
+        typer.Option("--per-1k-kv-tokens-ms", help="More, per 1000 resident KV tokens (0.02).", rich_help_panel=_TIME),
+    ] = None,
     per_1k_prefill_tokens_ms: Annotated[
-        float, typer.Option("--per-1k-prefill-tokens-ms", help="More, per 1000 prompt tokens.", rich_help_panel=_TIME)
-    ] = 30.0,
+        float | None,
+        typer.Option("--per-1k-prefill-tokens-ms", help="More, per 1000 prompt tokens (30).", rich_help_panel=_TIME),
+    ] = None,
     noise: Annotated[
         float, typer.Option("--noise", help="Relative standard deviation of a step's time.", rich_help_panel=_TIME)
     ] = 0.0,
@@ -94,23 +131,28 @@ def command(
     ] = None,
 ) -> None:
     """Serve the twin: a stand-in vLLM that keeps its scheduler's rules and a step time of yours."""
-    from calibration.steptime import LinearStep
-    from calibration.twin.config import EngineConfig
+    from dataclasses import replace
+
     from harness.twin_server import TwinConfig
 
-    engine = EngineConfig(
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+    steps = dict(zip(_STEP_MS, (step_ms, per_sequence_ms, per_1k_kv_tokens_ms, per_1k_prefill_tokens_ms), strict=True))
+    flags = {
+        **dict(zip(_FLAGS, (max_model_len, max_num_seqs, max_num_batched_tokens, block_size), strict=True)),
+        "num_gpu_blocks_override": num_gpu_blocks_override,
+    }
+    if gpu is None:
+        _refuse_plan_options(tensor_parallel_size, weights, kv_cache_dtype, calibration)
+        engine, step_time = _by_hand(flags, steps)
+    else:
+        _refuse_step_times(steps)
+        options = {"tp": tensor_parallel_size, "dp": data_parallel_size, "weights": weights, "kv": kv_cache_dtype}
+        engine, step_time = _of_plan(model, gpu, {**flags, **options}, calibration)
+    engine = replace(
+        engine,
         enable_prefix_caching=enable_prefix_caching,
         scheduling_policy=scheduling_policy,  # type: ignore[arg-type]  # checked there
-        async_scheduling=async_scheduling,
+        async_scheduling=engine.async_scheduling if async_scheduling is None else async_scheduling,
         speculation=_speculation(speculative_acceptance),
-    )
-    step_time = LinearStep(
-        step_ms / 1e3, per_sequence_ms / 1e3, per_1k_kv_tokens_ms / 1e6, per_1k_prefill_tokens_ms / 1e6
     )
     config = TwinConfig(
         model=model,
@@ -127,9 +169,62 @@ def command(
     _run(config, host, port)
 
 
+def _refuse_plan_options(tp: int, weights: str, kv: str, calibration: Path | None) -> None:
+    given = {"--tp": tp != 1, "--weights": weights != "auto", "--kv": kv != "auto", "--calibration": calibration}
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{name} is given without --gpu", "name the GPU, and a --model of the catalog")
+
+
+def _refuse_step_times(steps: dict[str, float | None]) -> None:
+    for name, value in steps.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} and --gpu are both given: expected one source of the step time",
+                "leave --gpu away to set the step time by hand",
+            )
+
+
+def _by_hand(flags: dict[str, Any], steps: dict[str, float | None]) -> tuple[EngineConfig, StepModel]:
+    from calibration.steptime import LinearStep
+    from calibration.twin.config import EngineConfig
+
+    values: dict[str, Any] = {
+        name: flags[name] if flags[name] is not None else default for name, default in _FLAGS.items()
+    }
+    blocks = flags["num_gpu_blocks_override"]
+    each, one, kv, prefill = (default if (ms := steps[name]) is None else ms for name, default in _STEP_MS.items())
+    return (
+        EngineConfig(num_gpu_blocks=_BLOCKS if blocks is None else blocks, **values),
+        LinearStep(each / 1e3, one / 1e3, kv / 1e6, prefill / 1e6),
+    )
+
+
+def _of_plan(model: str, gpu: str, options: dict[str, Any], calibration: Path | None) -> tuple[EngineConfig, StepModel]:
+    from calibration.catalog import find_gpu, find_model
+    from calibration.deployment import resolve_deployment
+    from calibration.twin.deploy import twin_of
+
+    deployment = resolve_deployment(find_model(model), gpu=find_gpu(gpu), **options)
+    return twin_of(deployment, None if calibration is None else _factors(calibration))
+
+
+def _factors(path: Path) -> FactorSet:
+    import json
+
+    from calibration.factors import factors_from_json
+
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "give the calibration.json of a run") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}", "give the calibration.json of a run") from None
+    return factors_from_json(content)
+
+
 def _speculation(acceptance: str | None) -> Speculation | None:
     from calibration.twin.config import Speculation
-    from harness.errors import UsageError
 
     if acceptance is None:
         return None
@@ -158,7 +253,7 @@ def _run(config: TwinConfig, host: str, port: int) -> None:
 
 
 def _event_loop_runner() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """uvloop where it is installed: its writes cost half."""
+    """uvloop where it is installed: its reads and wakes cost half."""
     try:
         import uvloop
     except ImportError:

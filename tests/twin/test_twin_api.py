@@ -101,6 +101,8 @@ def test_no_model_means_the_one_there_is() -> None:
         {"prompt": ""},
         {"prompt": 5},
         {"prompt": [1, "a"]},
+        {"prompt": [-1]},
+        {"prompt": [2**31]},
         {"max_tokens": "5"},
         {"max_tokens": 0},
         {"stream_options": {"include_usage": True}},

@@ -34,6 +34,20 @@ def test_it_says_where_it_serves_and_ends_at_once_on_a_signal(number: int) -> No
         assert process.wait(timeout=5) == 0
 
 
+def test_with_a_gpu_it_is_the_twin_of_the_plan() -> None:
+    with start("--gpu", "h100-sxm", "--model", "llama-3.1-8b", "--max-model-len", "4096") as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with urllib.request.urlopen(address + "/metrics", timeout=10) as response:
+            text = response.read().decode()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == 0
+    found = re.search(r'num_gpu_blocks="(\d+)"', text)
+    assert found
+    # 80 GB less weights and overhead, by 2 MiB a block of 16 tokens
+    assert 20_000 < int(found[1]) < 35_000
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -42,6 +56,10 @@ def test_it_says_where_it_serves_and_ends_at_once_on_a_signal(number: int) -> No
         (["--speculative-acceptance", "high"], "--speculative-acceptance is 'high'"),
         (["--time-scale", "0"], "time_scale is 0.0"),
         (["--step-ms", "-1"], "base_s is -0.001"),
+        (["--tp", "2"], "--tp is given without --gpu"),
+        (["--gpu", "h100-sxm", "--model", "llama-3.1-8b", "--step-ms", "5"], "--step-ms and --gpu are both given"),
+        (["--gpu", "h100-sxm", "--model", "llama-3.1-8b", "--calibration", "no.json"], "no.json"),
+        (["--gpu", "h100-sxm", "--model", "no-such-model"], "no-such-model"),
     ],
 )
 def test_values_that_cannot_be_end_with_2_and_say_which(options: list[str], says: str) -> None:
