@@ -247,7 +247,10 @@ def test_people_see_the_memory_the_limits_and_why(cli: Cli) -> None:
     assert "max_num_seqs" in done.out
     assert "pool, staggered <-" in done.out
     said = " ".join(done.out.split())
-    assert "The KV pool binds at 8 users: 21,808 tokens; the pool holds 7.2 streams of 2,000 + 1,000 tokens at their end" in said
+    assert (
+        "The KV pool binds at 8 users: 21,808 tokens; the pool holds 7.2 streams of 2,000 + 1,000 tokens at their end"
+        in said
+    )
     assert "With 8 users, at pool, staggered" in said
     assert "time per output token, ms" in said
 
