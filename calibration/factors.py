@@ -14,6 +14,8 @@ the data stay honestly wide. It is also what a calibration file holds.
     request_overhead       s   of every request, outside the steps: HTTP, tokenizer, first chunk
     request_token          s   each prompt token, outside the steps
     wait_steps                 steps between a request's arrival and its first token, besides its own prefill
+    prompt_factor              time a prompt takes to its first token over what it adds to the steps of others
+    ahead_factor               the same for prompts ahead of it
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ STEP_FACTORS = (
     "attention_factor",
     "mixed_step_overhead",
 )
-REQUEST_FACTORS = ("request_overhead", "request_token", "wait_steps")
+REQUEST_FACTORS = ("request_overhead", "request_token", "wait_steps", "prompt_factor", "ahead_factor")
 FACTORS = STEP_FACTORS + REQUEST_FACTORS
 
 #: unit of each factor: seconds, or a plain number
@@ -125,17 +127,27 @@ class Domain:
         return "interpolated" if inside else "extrapolated"
 
 
+@dataclass(frozen=True, slots=True)
+class Covariance:
+    """Covariance of the logarithms of factors that were fitted together."""
+
+    names: tuple[str, ...]
+    matrix: tuple[tuple[float, ...], ...]
+
+
 @dataclass(frozen=True)
 class FactorSet:
     """The factors of one deployment by name; every name of ``FACTORS`` is there.
 
     ``residual_log_sd`` is what single measurements scatter about the model beyond the factors' own spread, by quantity
-    ("tpot", "ttft"). ``domain`` is None while nothing was measured.
+    ("tpot", "ttft"). ``domain`` is None while nothing was measured. Factors that were fitted together are in one of
+    ``covariances``; all others vary alone.
     """
 
     factors: Mapping[str, Factor]
     residual_log_sd: Mapping[str, float] = field(default_factory=dict)
     domain: Domain | None = None
+    covariances: tuple[Covariance, ...] = ()
 
     def __post_init__(self) -> None:
         missing = [name for name in FACTORS if name not in self.factors]
@@ -180,6 +192,7 @@ class FactorSet:
             "domain": None
             if self.domain is None
             else {"users": list(self.domain.users), "shapes": [list(shape) for shape in self.domain.shapes]},
+            "covariances": [{"names": list(c.names), "matrix": [list(r) for r in c.matrix]} for c in self.covariances],
         }
 
 
@@ -197,9 +210,13 @@ def factors_from_json(content: Mapping[str, Any]) -> FactorSet:
         if where is not None:
             low, high = where["users"]
             domain = Domain((float(low), float(high)), tuple((float(p), float(o)) for p, o in where["shapes"]))
+        covariances = tuple(
+            Covariance(tuple(map(str, c["names"])), tuple(tuple(map(float, row)) for row in c["matrix"]))
+            for c in content["covariances"]
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the factors cannot be read: {error!r}", "expected what a calibration file holds") from error
-    return FactorSet(factors, residual, domain)
+    return FactorSet(factors, residual, domain, covariances)
 
 
 def _factor(name: str, item: Mapping[str, Any]) -> Factor:

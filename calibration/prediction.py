@@ -40,16 +40,37 @@ def propagate(
     ``names`` are the factors that are moved; a factor without spread moves nothing.
     """
     centre = evaluate(factors)
-    variance = {key: factors.residual_log_sd.get(key, 0.0) ** 2 for key in centre}
-    for name in names:
-        sd = factors[name].log_sd
-        if sd == 0 or factors.value(name) == 0:
-            continue
-        up, down = (evaluate(factors.scaled(name, math.exp(sign * sd))) for sign in (1, -1))
-        for key in centre:
-            if up[key] > 0 and down[key] > 0:
-                variance[key] += ((math.log(up[key]) - math.log(down[key])) / 2) ** 2
-    return {key: _around(value, math.sqrt(variance[key]), basis) for key, value in centre.items()}
+    moves = {name: _moves(evaluate, factors, name) for name in names if _varies(factors, name)}
+    return {
+        key: _around(
+            value, math.sqrt(_variance(factors, {name: move[key] for name, move in moves.items()}, key)), basis
+        )
+        for key, value in centre.items()
+    }
+
+
+def _varies(factors: FactorSet, name: str) -> bool:
+    return factors[name].log_sd > 0 and factors.value(name) > 0
+
+
+def _moves(evaluate: Callable[[FactorSet], Outcome], factors: FactorSet, name: str) -> dict[str, float]:
+    """How far each logarithm moves with one standard deviation of a factor."""
+    sd = factors[name].log_sd
+    up, down = (evaluate(factors.scaled(name, math.exp(sign * sd))) for sign in (1, -1))
+    return {key: (math.log(up[key]) - math.log(down[key])) / 2 for key in up}
+
+
+def _variance(factors: FactorSet, moves: Mapping[str, float], key: str) -> float:
+    """Scatter, the moves of factors that vary alone, and those of factors fitted together with their correlation."""
+    together = {name for c in factors.covariances for name in c.names}
+    total = factors.residual_log_sd.get(key, 0.0) ** 2
+    total += sum(move**2 for name, move in moves.items() if name not in together)
+    for c in factors.covariances:
+        scaled = [moves.get(name, 0.0) / factors[name].log_sd if factors[name].log_sd > 0 else 0.0 for name in c.names]
+        total += sum(
+            a * b * v for a, row in zip(scaled, c.matrix, strict=True) for b, v in zip(scaled, row, strict=True)
+        )
+    return max(total, 0.0)
 
 
 def _around(value: float, log_sd: float, basis: Basis) -> Estimate:

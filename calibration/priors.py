@@ -69,6 +69,8 @@ class Prices(NamedTuple):
     request_overhead_s: float
     request_token_s: float
     wait_steps: float
+    prompt_factor: float
+    ahead_factor: float
 
 
 class Generation(NamedTuple):
@@ -177,6 +179,8 @@ def factor_values(prices: Prices, amounts: Physics, deployment: Deployment) -> d
         "request_overhead": prices.request_overhead_s,
         "request_token": prices.request_token_s,
         "wait_steps": prices.wait_steps,
+        "prompt_factor": prices.prompt_factor,
+        "ahead_factor": prices.ahead_factor,
     }
 
 

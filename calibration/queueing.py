@@ -87,6 +87,8 @@ class Server(NamedTuple):
     request_overhead_s: float
     request_token_s: float
     wait_steps: float
+    prompt_factor: float
+    ahead_factor: float
     steps_in_flight: int
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -126,7 +128,7 @@ class OperatingPoint(NamedTuple):
         return 1.0 / self.tpot_s
 
 
-class _Step(NamedTuple):
+class MeanStep(NamedTuple):
     """A mean step of one micro-batch at B running sequences, and the cost of a prompt beside them."""
 
     mean_s: float
@@ -134,7 +136,7 @@ class _Step(NamedTuple):
     prompt_load: float
 
 
-def _mean_step(server: Server, shape: Shape, running: float) -> _Step:
+def mean_step(server: Server, shape: Shape, running: float) -> MeanStep:
     """Decode alone, and the prompts that pass through: ``running / osl`` of them a step, in chunks of at most the token
     budget that decoding leaves. What a mixed step costs whatever the prompt's length is shared by prompts in one step."""
     step = server.step
@@ -150,10 +152,10 @@ def _mean_step(server: Server, shape: Shape, running: float) -> _Step:
     mixed = -math.expm1(-prompts * chunks)
     mean = decode + prompts * own + mixed * shared
     prompt = own + chunks * shared + (chunks - 1) * decode
-    return _Step(mean, prompt, (prompts * own + mixed * shared) / mean)
+    return MeanStep(mean, prompt, (prompts * own + mixed * shared) / mean)
 
 
-def _ttft_s(server: Server, shape: Shape, users: float, step: _Step, *, follows: bool) -> float:
+def _ttft_s(server: Server, shape: Shape, users: float, step: MeanStep, *, follows: bool) -> float:
     """Time to the first token below every limit.
 
     Outside the steps: the request's overhead. Then ``wait_steps`` steps (its own decoding neighbours, what is left of the
@@ -161,14 +163,19 @@ def _ttft_s(server: Server, shape: Shape, users: float, step: _Step, *, follows:
     token came back. Then the prompt's own prefill, and that of prompts ahead: in a steady state those that fall into the
     same moment, as a queue with fixed service; in a first wave, half of everybody else.
     """
+    fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
+    steps = server.wait_steps + (server.steps_in_flight if follows else 0)
+    prompts = server.prompt_factor + server.ahead_factor * ahead_of(shape, users, step)
+    return fixed + steps * step.mean_s + step.prompt_s * prompts
+
+
+def ahead_of(shape: Shape, users: float, step: MeanStep) -> float:
+    """Prompts ahead of one on one replica, on average."""
     share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
     load = min(step.prompt_load, 0.9)
     steady = load / (2 * (1 - load))
     wave = (users - 1) / 2
-    ahead = (1 - share) * steady + share * max(steady, wave)
-    fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
-    steps = server.wait_steps + (server.steps_in_flight if follows else 0)
-    return fixed + steps * step.mean_s + step.prompt_s * (1 + ahead)
+    return (1 - share) * steady + share * max(steady, wave)
 
 
 def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
@@ -218,7 +225,7 @@ def at_running(server: Server, shape: Shape, running: float) -> OperatingPoint:
     """The operating point at which ``running`` sequences of one replica decode, in a steady state below every limit: the
     users that keep so many running follow."""
     steady = replace(shape, requests_per_user=None)
-    step = _mean_step(server, steady, running)
+    step = mean_step(server, steady, running)
     first = _ttft_s(server, steady, running, step, follows=shape.think_s == 0)
     decoding = shape.decode_steps * step.mean_s
     users = running * (first + decoding + shape.think_s) / decoding
@@ -227,7 +234,7 @@ def at_running(server: Server, shape: Shape, running: float) -> OperatingPoint:
 
 def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
     """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
-    step = _mean_step(server, shape, running)
+    step = mean_step(server, shape, running)
     decoding = shape.decode_steps * step.mean_s
     return (
         users * decoding / (decoding + _ttft_s(server, shape, users, step, follows=shape.think_s == 0) + shape.think_s)
@@ -235,7 +242,7 @@ def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
 
 
 def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: float | None) -> OperatingPoint:
-    step = _mean_step(server, shape, running)
+    step = mean_step(server, shape, running)
     first = _ttft_s(server, shape, users, step, follows=shape.think_s == 0) if ttft_s is None else ttft_s
     decoding = shape.decode_steps * step.mean_s
     rate = users / (first + decoding + shape.think_s)
@@ -253,7 +260,7 @@ def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: f
 
 def _full(server: Server, shape: Shape, users: float, running: float) -> OperatingPoint:
     """``running`` sequences run and no more: a request's life among them sets the rate, the users who are too many wait."""
-    step = _mean_step(server, shape, running)
+    step = mean_step(server, shape, running)
     decoding = shape.decode_steps * step.mean_s
     rate = running / (decoding + step.prompt_s)
     first = max(
@@ -276,7 +283,7 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     if _served(server, steady, high) <= rate:
         return None
     running = falling_root(lambda batch: rate - _served(server, steady, batch), 0.0, high)
-    step = _mean_step(server, steady, running)
+    step = mean_step(server, steady, running)
     first = _ttft_s(server, steady, running, step, follows=False)
     users = rate * (first + steady.decode_steps * step.mean_s)
     return _point(server, steady, users, running, first)._replace(regime="below_limits")
@@ -284,7 +291,7 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
 
 def _served(server: Server, shape: Shape, running: float) -> float:
     """Requests a second that ``running`` sequences finish on one replica."""
-    step = _mean_step(server, shape, running)
+    step = mean_step(server, shape, running)
     return running / max(shape.decode_steps * step.mean_s, step.prompt_s)
 
 

@@ -31,6 +31,8 @@ class Serving(NamedTuple):
             request_overhead_s=factors.value("request_overhead"),
             request_token_s=factors.value("request_token"),
             wait_steps=factors.value("wait_steps"),
+            prompt_factor=factors.value("prompt_factor"),
+            ahead_factor=factors.value("ahead_factor"),
             steps_in_flight=max(1, deployment.concurrent_batches - deployment.pp + 1),
             max_num_batched_tokens=deployment.max_num_batched_tokens,
             max_num_seqs=deployment.max_num_seqs,

@@ -21,26 +21,42 @@ _NEEDED = ("gpu", "tp", "model", "weight_dtype", "isl", "osl")
 
 def command(
     data: Annotated[Path, typer.Option("--data", metavar="CSV", help="The table of measurements.")],
+    calibrated: Annotated[
+        bool,
+        typer.Option("--calibrated", help="Fit each server on its low levels, score its top; and hold out shapes."),
+    ] = False,
     json: Json = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row's error, and every row left out.")] = False,
 ) -> None:
-    from calibration.accuracy import report_json, score
-    from calibration.measurements import read_measurements
-
-    measurements, skipped = read_measurements(read_table(data))
-    report = score(measurements, skipped)
-    if not report.rows:
+    content = _calibrated(data) if calibrated else _uncalibrated(data)
+    if not content["rows"]:
+        skipped = content["skipped"]
         raise RunInvalid(
-            f"none of the {len(report.skipped)} rows of {data} can be scored",
-            f"the first: {report.skipped[0].reason}" if report.skipped else "the table has no rows",
+            f"no row of {data} can be scored, {len(skipped)} are left out",
+            f"the first: {skipped[0]['reason']}"
+            if skipped
+            else "expected rows" + (" of one server at levels four times apart" if calibrated else ""),
         )
-    content = report_json(report)
     if json:
         import orjson
 
         typer.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
     else:
         _print(content, rows)
+
+
+def _uncalibrated(data: Path) -> dict[str, Any]:
+    from calibration.accuracy import report_json, score
+    from calibration.measurements import read_measurements
+
+    return report_json(score(*read_measurements(read_table(data))))
+
+
+def _calibrated(data: Path) -> dict[str, Any]:
+    from calibration.held_out import held_out_json, held_out_report
+    from calibration.measurements import read_measurements
+
+    return held_out_json(held_out_report(*read_measurements(read_table(data))))
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -72,8 +88,14 @@ def _print(content: Mapping[str, Any], all_rows: bool) -> None:
 
     console = Console(highlight=False)
     console.print(_summary_table(content))
-    if content["walls"]:
+    if content.get("walls"):
         console.print(_wall_table(content["walls"]))
+    if "held_out_shape" in content:
+        console.print(
+            f"above: {len(content['fits'])} servers fitted on levels up to a quarter of each top level, at the top"
+        )
+        console.print(_summary_table(content["held_out_shape"]))
+        console.print("above: one shape of six or more left out of the fit")
     if all_rows:
         console.print(_row_table(content["rows"]))
         for item in content["skipped"]:

@@ -22,9 +22,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from calibration.accuracy import predict_point, walls
+from calibration.fit import TTFT_FACTORS
 from calibration.measurements import Measurement, read_measurements
 from calibration.physics import expected_share
-from calibration.priors import generation_of, physics_of, waits_for_scheduler
+from calibration.priors import generation_of, physics_of, prior_factors, waits_for_scheduler
+from calibration.queueing import ahead_of, mean_step
+from calibration.regression import solve
+from calibration.serving import serving
 
 Floats = npt.NDArray[np.float64]
 
@@ -252,6 +257,35 @@ def left_out(t: Table, groups: Iterable[Any]) -> Floats:
     return predicted
 
 
+def ttft_prices(kind: str) -> tuple[dict[str, float], Floats]:
+    """Prices in front of the first token from the TTFT of rows below the wall, at the catalog's own step prices; and the
+    errors that are left."""
+    path = shared_folder() / "data" / "public_measurements.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        rows, _ = read_measurements(csv.DictReader(file))
+    beyond, _ = walls(rows)
+    amounts, offset, measured, keys = [], [], [], []
+    for row in rows:
+        served = serving(row.deployment)
+        if row.ttft_s is None or row.row in beyond or kind not in generation_of(row.deployment).name:
+            continue
+        factors = prior_factors(row.deployment, served.physics)
+        point = predict_point(row, served, factors)
+        server = served._replace(pool=None).server(factors, row.shape)
+        step = mean_step(server, row.shape, point.running)
+        ahead = step.prompt_s * ahead_of(row.shape, row.users or point.users, step)
+        amounts.append([1.0, row.shape.prompt_tokens, step.mean_s, step.prompt_s, ahead])
+        offset.append(step.mean_s * (server.steps_in_flight if row.users else 0))
+        measured.append(row.ttft_s)
+        keys.append("|".join(map(str, row.deployment_key)))
+    x, fixed, target = np.array(amounts), np.array(offset), np.array(measured)
+    _, inverse, counts = np.unique(np.array(keys), return_inverse=True, return_counts=True)
+    own = 0.12 * (counts[inverse] / counts[inverse].mean()) ** 0.25
+    prior, spread = np.array([1e-3, 7e-6, 2.4, 1.0, 1.0]), np.array([1.0, 0.5, 0.4, 0.4, 0.5])
+    found = np.exp(solve(x, fixed, target, own, prior, spread, 0.12).log_factors)
+    return dict(zip(TTFT_FACTORS, map(float, found), strict=True)), (fixed + x @ found) / target - 1
+
+
 def describe(label: str, error: Floats) -> str:
     e = 100 * np.abs(error)
     return (
@@ -272,6 +306,9 @@ def main() -> None:
     out(describe("  dense", by_deployment[~moe]) + "\n" + describe("  mixtures", by_deployment[moe]) + "\n")
     if "--all" in sys.argv:
         out(describe("model left out", left_out(t, [row.model for row in rows]) / t.tpot_s - 1) + "\n")
+    for kind in ("hopper", "blackwell", ""):
+        found, error = ttft_prices(kind)
+        out(f"in front of the first token, {kind or 'all'}: {found}\n" + describe("  in sample", error) + "\n")
     for key in sorted(set(t.deployment)):
         one = t.deployment == key
         bias = 100 * by_deployment[one].mean()

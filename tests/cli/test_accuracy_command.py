@@ -65,10 +65,39 @@ def test_a_table_of_which_no_row_can_be_scored_is_vacuous(cli: Cli, tmp_path: Pa
     path.write_text("\n".join([HEADER, ROWS[3]]) + "\n")
     done = cli("accuracy", "--data", str(path))
     assert done.code == 4
-    assert "none of the 1 rows" in done.one_message()
+    assert "1 are left out" in done.one_message()
     assert "isl is not stated" in done.one_message()
     path.write_text(HEADER + "\n")
-    assert "the table has no rows" in cli("accuracy", "--data", str(path)).one_message()
+    assert "expected rows" in cli("accuracy", "--data", str(path)).one_message()
+    assert "levels four times apart" in cli("accuracy", "--data", str(path), "--calibrated").one_message()
+
+
+#: a published sweep of one server (aiconfigurator gap analysis): shape, users -> TTFT and TPOT in ms
+SERVER = {
+    (1024, 128): {8: (154, 18.04), 16: (188, 22.18), 32: (250, 29.38), 64: (388, 46.02), 128: (692, 80.26)},
+    (1024, 512): {8: (154, 16.48), 16: (190, 17.88), 32: (242, 21.0), 64: (386, 28.51), 128: (682, 42.29)},
+    (1024, 1024): {8: (154, 15.9), 16: (187, 17.38), 32: (237, 20.06), 64: (381, 26.09), 128: (652, 37.84)},
+}
+
+
+def test_a_calibration_is_scored_four_times_further_out(cli: Cli, tmp_path: Path) -> None:
+    lines = [
+        f"gap-analysis,,H100-SXM-80GB,2,2,Qwen/Qwen3-32B,bf16,,{isl},{osl},{n},,{ttft},,,{tpot},,,,0.12.0,"
+        for (isl, osl), levels in SERVER.items()
+        for n, (ttft, tpot) in levels.items()
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    done = cli("accuracy", "--data", str(path), "--calibrated", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert {"overall", "by", "skipped", "rows"} <= set(found)
+    assert [row["users"] for row in found["rows"]] == [128, 128, 128]
+    assert found["overall"]["tpot"]["mape_mean"] < 8
+    assert len(found["fits"][0]["fitted_rows"]) == 9
+    assert found["held_out_shape"]["overall"]["tpot"]["n"] == 0
+    shown = cli("accuracy", "--data", str(path), "--calibrated")
+    assert "1 servers fitted on levels up to a quarter of each top level" in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""Observations -> factors: the terms of the step by TPOT, then what stands in front of the first token by TTFT.
+
+Both are linear in the factors once the number running is known, which Little's law gives from the measurement itself.
+Every factor takes part with its prior, so that what one cannot tell widens the others as far as it is like them. A factor
+that the data hardly narrow is not identified: it stays near its prior, about as wide, and says which stage would tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.errors import NotIdentifiable
+from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
+from calibration.observation import Observation
+from calibration.queueing import ahead_of, mean_step
+from calibration.regression import condition, inflation, solve
+from calibration.serving import Serving
+
+Floats = npt.NDArray[np.float64]
+
+#: a factor is told by the data where they narrow its prior to this share
+_NARROWED = 0.7
+#: fewer observations than this tell nothing about a server
+FEWEST_OBSERVATIONS = 3
+
+TTFT_FACTORS = REQUEST_FACTORS
+
+#: what would tell a factor
+ADVICE: Mapping[str, str] = {
+    "step_overhead": "one user at a short prompt",
+    "expert_read_factor": "1, 4, 16 and 64 users at a short prompt: more users choose more experts",
+    "per_sequence": "64 users or more at a short prompt and output",
+    "kv_read_factor": "many users with long contexts and long outputs",
+    "prefill_factor": "long prompts with short outputs",
+    "attention_factor": "prompts of 16,000 tokens and more",
+    "mixed_step_overhead": "short prompts with very short outputs",
+    "request_overhead": "one user at prompts of several lengths",
+    "request_token": "one user at prompts of several lengths",
+    "wait_steps": "one user at a short prompt, and many users at the same",
+    "prompt_factor": "one user at prompts of several lengths",
+    "ahead_factor": "many users at long prompts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FactorReport:
+    """What the data say of one factor. ``narrowed``: its spread over the prior's; ``inflation`` by likeness to others."""
+
+    name: str
+    identified: bool
+    narrowed: float
+    inflation: float
+    advice: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Factors, and how good they are: condition number of the design over the step's identified factors, a report on every
+    factor, relative errors of the fit by label."""
+
+    factors: FactorSet
+    condition: float
+    reports: Mapping[str, FactorReport]
+    tpot_errors: Mapping[str, float]
+    ttft_errors: Mapping[str, float]
+    used: int
+
+
+def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation]) -> Fit:
+    """The factors of a server from stages below its wall; those held out are left alone.
+
+    Raises:
+        NotIdentifiable: fewer than three observations.
+    """
+    known = [o for o in observations if not o.held_out]
+    if len(known) < FEWEST_OBSERVATIONS:
+        raise NotIdentifiable(
+            f"{len(known)} usable stages, at least {FEWEST_OBSERVATIONS} are needed", "run more levels below the wall"
+        )
+    names = [name for name in STEP_FACTORS if name != "expert_read_factor" or served.physics.experts]
+    step = _Stage(names, *_step_design(served, names, known), prior, prior.residual_log_sd.get("tpot", 0.05))
+    factors = step.updated(prior)
+    timed = [o for o in known if o.ttft_s is not None]
+    last = _Stage(
+        list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, prior.residual_log_sd.get("ttft", 0.1)
+    )
+    factors = last.updated(factors)
+    first, second = step.solution, last.solution
+    scatter = {"tpot": first.scatter, "throughput": first.scatter, "per_user": first.scatter, "ttft": second.scatter}
+    users = [o.users for o in known]
+    shapes = tuple(dict.fromkeys((o.shape.prompt_tokens, o.shape.output_tokens) for o in known))
+    return Fit(
+        factors=replace(factors, residual_log_sd=scatter, domain=Domain((min(users), max(users)), shapes)),
+        condition=condition(first.sensitivities[:, step.narrowed <= _NARROWED]),
+        reports={**step.reports(), **last.reports()},
+        tpot_errors={o.label: float(np.expm1(-r)) for o, r in zip(known, first.residuals, strict=True)},
+        ttft_errors={o.label: float(np.expm1(-r)) for o, r in zip(timed, second.residuals, strict=True)},
+        used=len(known),
+    )
+
+
+class _Stage:
+    """One of the two regressions."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        amounts: Floats,
+        offset: Floats,
+        measured: Floats,
+        own_sd: Floats,
+        prior: FactorSet,
+        scatter: float,
+    ) -> None:
+        self.names = tuple(names)
+        self.prior_sd = np.array([max(prior[name].log_sd, 1e-6) for name in names])
+        centre = np.array([max(prior.value(name), 1e-12) for name in names])
+        self.solution = solve(amounts, offset, measured, own_sd, centre, self.prior_sd, scatter)
+        self.sd = np.sqrt(np.diag(self.solution.covariance))
+        self.narrowed = self.sd / self.prior_sd
+        self.count = len(measured)
+
+    def updated(self, base: FactorSet) -> FactorSet:
+        """The set with this regression's factors and their covariance."""
+        changed = [
+            replace(
+                base[name],
+                value=float(np.exp(self.solution.log_factors[i])),
+                log_sd=float(self.sd[i]),
+                source=f"fitted to {self.count} stages"
+                if self.told(i)
+                else f"hardly moved from its {base[name].source}",
+                identified=self.told(i),
+            )
+            for i, name in enumerate(self.names)
+        ]
+        matrix = tuple(tuple(map(float, row)) for row in self.solution.covariance)
+        return replace(base.with_factors(*changed), covariances=(*base.covariances, Covariance(self.names, matrix)))
+
+    def told(self, index: int) -> bool:
+        return bool(self.narrowed[index] <= _NARROWED)
+
+    def reports(self) -> dict[str, FactorReport]:
+        likeness = inflation(self.solution.sensitivities)
+        return {
+            name: FactorReport(
+                name=name,
+                identified=self.told(i),
+                narrowed=float(self.narrowed[i]),
+                inflation=float(likeness[i]),
+                advice="" if self.told(i) else f"not identifiable from this run: add {ADVICE[name]}",
+            )
+            for i, name in enumerate(self.names)
+        }
+
+
+def _step_design(
+    served: Serving, names: Sequence[str], known: Sequence[Observation]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Amounts of the step's factors in each observation, no offset, TPOT and its standard error."""
+    rows = [step_amounts(served, o) for o in known]
+    amounts = np.array([[row[name] for name in names] for row in rows])
+    return amounts, np.zeros(len(known)), np.array([o.tpot_s for o in known]), np.array([o.tpot_log_sd for o in known])
+
+
+def step_amounts(served: Serving, observation: Observation) -> dict[str, float]:
+    """What each factor of the step multiplies in the mean step of an observation."""
+    p, d, shape = served.physics, served.deployment, observation.shape
+    batch = observation.decoding / d.dp / d.pp
+    tokens, cached = shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens
+    chunks = max(1, int(np.ceil(tokens / max(1.0, d.max_num_batched_tokens - batch))))
+    prompts = batch / shape.output_tokens
+    mixed = float(-np.expm1(-prompts * chunks))
+    hit = p.expert_bytes_hit(batch) * (1 - mixed) + p.expert_bytes_hit(batch + tokens / chunks) * mixed
+    ideal = p.compute_s_per_token + p.expert_compute_s_per_token
+    return {
+        "step_overhead": 1.0,
+        "expert_read_factor": hit / p.bandwidth_bytes_per_s,
+        "per_sequence": batch,
+        "kv_read_factor": p.kv_bytes(batch, batch * shape.mean_context) / p.bandwidth_bytes_per_s,
+        "prefill_factor": prompts * tokens * ideal,
+        "attention_factor": prompts * p.attention_flops(tokens, cached + tokens / 2) / p.attention_flops_per_s,
+        "mixed_step_overhead": mixed,
+    }
+
+
+def _ttft_design(
+    served: Serving, factors: FactorSet, timed: Sequence[Observation]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Amounts of the factors in front of the first token; the offset is what the step's factors already say."""
+    amounts, offset = np.zeros((len(timed), len(TTFT_FACTORS))), np.zeros(len(timed))
+    # the stages ran below the wall, so the pool has no say
+    without_pool = served._replace(pool=None)
+    for i, o in enumerate(timed):
+        server = without_pool.server(factors, o.shape)
+        step = mean_step(server, o.shape, o.decoding / server.replicas)
+        launched = server.steps_in_flight if o.shape.think_s == 0 else 0
+        ahead = step.prompt_s * ahead_of(o.shape, o.users / server.replicas, step)
+        amounts[i] = (1.0, o.shape.prompt_tokens, step.mean_s, step.prompt_s, ahead)
+        offset[i] = launched * step.mean_s
+    measured = np.array([o.ttft_s for o in timed], dtype=np.float64)
+    return amounts, offset, measured, np.array([o.ttft_log_sd for o in timed], dtype=np.float64)

@@ -1,0 +1,110 @@
+"""Weighted, robust least squares of logarithms with log-normal priors: few positive factors, each multiplying a known amount.
+
+    ln y = ln(offset + sum_j x_j f_j) + error,      ln f_j ~ N(ln prior_j, prior_sd_j)
+
+Solved by Gauss-Newton with weights that fall for outliers (Huber); the scatter of the errors is estimated along, drawn
+towards what is known of it. The posterior of the logarithms is normal around the solution (Laplace).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_ROUNDS = 60
+_CONVERGED = 1e-10
+#: errors beyond this many standard deviations count less
+_HUBER = 1.5
+#: the expected scatter weighs as much as this many observations
+_SCATTER_WEIGHT = 4.0
+#: no step moves a logarithm further
+_LONGEST_STEP = 1.0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Logarithms of the factors with their covariance, the scatter (log sd of one observation), weights and residuals."""
+
+    log_factors: Floats
+    covariance: Floats
+    scatter: float
+    weights: Floats
+    residuals: Floats
+    #: d ln y / d ln f at the solution, shape (observations, factors)
+    sensitivities: Floats
+
+
+def solve(
+    amounts: Floats, offset: Floats, measured: Floats, own_sd: Floats, prior: Floats, prior_sd: Floats, scatter: float
+) -> Solution:
+    """The factors of these observations.
+
+    Args:
+        amounts: x, shape (n, m); offset and measured: shape (n,).
+        own_sd: relative standard error of each observation, beyond the scatter.
+        prior, prior_sd: of the factors, shape (m,); the sd is of the logarithm.
+        scatter: expected log sd of one observation about the model.
+    """
+    theta, target = np.log(prior), np.log(measured)
+    size = scatter
+    precision = np.diag(prior_sd**-2.0)
+    weights = np.ones(len(measured))
+    for _ in range(_ROUNDS):
+        model, slope = _model(amounts, offset, theta)
+        residual = target - np.log(model)
+        sd = np.hypot(size, own_sd)
+        weights = np.minimum(1.0, _HUBER * sd / np.maximum(np.abs(residual), 1e-300))
+        scaled = slope * (weights / sd**2)[:, None]
+        normal = scaled.T @ slope + precision
+        step = np.linalg.solve(normal, scaled.T @ residual - precision @ (theta - np.log(prior)))
+        theta = theta + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
+        size = _scatter(residual, weights, own_sd, normal, precision, scatter)
+        if np.max(np.abs(step), initial=0.0) < _CONVERGED:
+            break
+    model, slope = _model(amounts, offset, theta)
+    sd = np.hypot(size, own_sd)
+    normal = (slope * (weights / sd**2)[:, None]).T @ slope + precision
+    return Solution(theta, np.linalg.inv(normal), size, weights, target - np.log(model), slope)
+
+
+def _model(amounts: Floats, offset: Floats, theta: Floats) -> tuple[Floats, Floats]:
+    """y, and d ln y / d ln f."""
+    parts = amounts * np.exp(theta)
+    model = offset + parts.sum(axis=1)
+    return model, parts / model[:, None]
+
+
+def _scatter(
+    residual: Floats, weights: Floats, own_sd: Floats, normal: Floats, precision: Floats, expected: float
+) -> float:
+    """Scatter from the residuals, over the degrees of freedom that the factors leave, drawn towards the expected one."""
+    taken = len(precision) - float(np.trace(np.linalg.solve(normal, precision)))
+    spread = float(np.sum(weights * np.maximum(residual**2 - own_sd**2, 0.0)))
+    free = max(float(weights.sum()) - taken, 0.0)
+    return float(np.sqrt((spread + _SCATTER_WEIGHT * expected**2) / (free + _SCATTER_WEIGHT)))
+
+
+def inflation(sensitivities: Floats) -> Floats:
+    """Variance inflation of each factor: how much the others' likeness widens it; 1 is none, infinite is complete."""
+    if sensitivities.shape[1] == 0:
+        return np.zeros(0)
+    norms = np.linalg.norm(sensitivities, axis=0)
+    unit = sensitivities / np.where(norms > 0, norms, 1.0)
+    found = np.diag(np.linalg.pinv(unit.T @ unit, rcond=1e-12)).copy()
+    singular = np.linalg.matrix_rank(unit, tol=1e-7) < unit.shape[1]
+    return np.where(norms > 0, np.maximum(found, 1.0), np.inf) if not singular else np.full(len(norms), np.inf)
+
+
+def condition(sensitivities: Floats) -> float:
+    """Condition number of the design, columns scaled to length one."""
+    norms = np.linalg.norm(sensitivities, axis=0)
+    unit = sensitivities[:, norms > 0] / norms[norms > 0]
+    if unit.shape[1] == 0 or unit.shape[0] == 0:
+        return float("inf")
+    values = np.linalg.svd(unit, compute_uv=False)
+    smallest = values[-1] if len(values) == unit.shape[1] else 0.0
+    return float(values[0] / smallest) if smallest > 0 else float("inf")
