@@ -40,6 +40,8 @@ class StageOutcome:
     #: of all workers together
     cpu_s: float = 0.0
     loop_lag_ms_p99: float | None = None
+    #: the longest time a worker was away: far beyond any load, it was suspended
+    away_s: float = 0.0
     not_sent: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class StageOutcome:
         self.cpu = max((c for c in (self.cpu, cpu) if c is not None), default=None)
         lags = [lag for lag in (self.loop_lag_ms_p99, end.loop_lag_ms_p99) if lag is not None]
         self.loop_lag_ms_p99 = max(lags, default=None)
+        self.away_s = max(self.away_s, (end.loop_lag_ms_max or 0.0) / 1e3)
         self.not_sent += end.not_sent
 
 

@@ -110,5 +110,6 @@ class StageEnd:
     cpu_s: float
     wall_s: float
     loop_lag_ms_p99: float | None
+    loop_lag_ms_max: float | None = None
     #: due requests that the stage's end came before
     not_sent: int = 0

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 #: between the order and a stage's start, so that every worker has it in time
 LEAD_S = 0.25
+#: a load worker away for longer was suspended, not busy, and its stage says nothing of the server
+SUSPENDED_S = 1.0
 #: well under the second that a kill may cost: a busy machine is late with it
 FLUSH_S = 0.2
 TICK_S = 0.25
@@ -391,6 +393,11 @@ class Run:
         )
         # with a request_rate, users is the cap on the requests in flight
         summary["users"] = stage.users
+        if outcome.away_s > SUSPENDED_S:
+            summary["valid"] = False
+            summary["reasons"].append(
+                f"client: suspended for {outcome.away_s:.1f} s (a paused machine, a laptop's lid, SIGSTOP)"
+            )
         if outcome.faults:
             summary["valid"] = False
         summary["reasons"] += outcome.faults

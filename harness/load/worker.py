@@ -272,6 +272,7 @@ class Worker:
                     cpu_s=process_cpu_s() - cpu_s,
                     wall_s=wall_s,
                     loop_lag_ms_p99=lag,
+                    loop_lag_ms_max=max(self._lags_ms, default=None),
                     not_sent=stage.not_sent,
                 ),
             )

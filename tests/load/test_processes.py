@@ -18,7 +18,7 @@ from harness.cli.ramp import _processes
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns
 from harness.errors import RunInvalid
 from harness.load.controller import Fleet, StageOutcome, share
-from harness.load.orders import Setup, StageOrder, Tag, line
+from harness.load.orders import Setup, StageEnd, StageOrder, Tag, line
 from harness.load.run import RampOptions, Run
 from harness.load.stages import order_of
 from harness.record import Record
@@ -245,3 +245,10 @@ async def test_no_line_is_sent_for_a_token(witness: Witness) -> None:
     assert bytes_of[1] < 2000 * 2, "less than two bytes a token"
     histogram = next(len(message) for message in many if message[:1] == Tag.GAPS.value)
     assert histogram < 2000 * 8, "counts by bin, not gaps"
+
+
+def test_a_worker_that_was_suspended_shows_in_the_outcome() -> None:
+    outcome = StageOutcome()
+    outcome.add(StageEnd(stage=0, cpu_s=1.0, wall_s=10.0, loop_lag_ms_p99=4.0, loop_lag_ms_max=16_000.0))
+    outcome.add(StageEnd(stage=0, cpu_s=2.0, wall_s=10.0, loop_lag_ms_p99=6.0, loop_lag_ms_max=9.0, not_sent=2))
+    assert (outcome.away_s, outcome.loop_lag_ms_p99, outcome.cpu, outcome.not_sent) == (16.0, 6.0, 0.2, 2)
