@@ -30,7 +30,7 @@ from calibration.twin.content import Content, Key
 class Chain:
     """Blocks from ``start`` on of one sequence, computed by it, as far as they still exist."""
 
-    __slots__ = ("content", "kept", "owner", "parents", "runs", "start", "uses")
+    __slots__ = ("content", "kept", "listed", "owner", "parents", "runs", "start", "uses")
 
     def __init__(self, content: Content, owner: Any, hit: Hit) -> None:
         self.content = content
@@ -43,6 +43,8 @@ class Chain:
         self.kept = hit.blocks
         #: ends of the parts that other running requests use
         self.uses: tuple[int, ...] = ()
+        #: whether a lookup can find it
+        self.listed = False
         #: free runs in the queue, high blocks first
         self.runs: tuple[_Run, ...] = ()
 
@@ -161,7 +163,9 @@ class BlockPool:
         chain.runs = () if len(chain.runs) == 1 else tuple(other for other in chain.runs if other is not run)
 
     def _forget_if_dead(self, chain: Chain) -> None:
-        if chain.kept == chain.start:  # nothing of it is left
+        """Lookups need not find a chain of which nothing is left."""
+        if chain.listed and chain.kept == chain.start:
+            chain.listed = False
             key = chain.content.key(chain.start)
             siblings = self._chains[key]
             siblings.remove(chain)
@@ -181,8 +185,14 @@ class BlockPool:
             chain.uses += (end,)
         self.free -= hit.free
         own = Chain(content, owner, hit)
-        self._chains.setdefault(content.key(hit.blocks), []).append(own)
+        if content.keys:
+            self._list(own)
         return own
+
+    def _list(self, chain: Chain) -> None:
+        if not chain.listed:
+            chain.listed = True
+            self._chains.setdefault(chain.content.key(chain.start), []).append(chain)
 
     def _touch(self, chain: Chain, end: int) -> None:
         for run in chain.runs:
@@ -191,8 +201,12 @@ class BlockPool:
                 if run.low == run.high:
                     self._drop_run(run)
 
-    def close(self, own: Chain | None, blocks: int) -> None:
-        """Take all ``blocks`` of a sequence back: blank ones to the front of the queue, full ones to its end."""
+    def close(self, own: Chain | None, blocks: int, again: bool = False) -> None:
+        """Take all ``blocks`` of a sequence back: blank ones to the front of the queue, full ones to its end.
+
+        Args:
+            again: the sequence will come back: it may look for content that is only its own.
+        """
         if own is None:
             self._blank += blocks
             self.free += blocks
@@ -202,6 +216,8 @@ class BlockPool:
         self.free += blocks - full
         own.kept, own.owner = full, None
         self._release(own, full)
+        if again:
+            self._list(own)
         self._forget_if_dead(own)
         for chain, end in reversed(own.parents):
             uses = list(chain.uses)

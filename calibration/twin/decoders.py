@@ -12,15 +12,11 @@ from typing import Protocol
 
 from calibration.twin.config import Speculation
 from calibration.twin.sequence import Sequence
+from calibration.twin.step import Step
 
 
 class Decoders(Protocol):
     """Sequences past their prefill. ``step`` is the number of the step being scheduled, counting up by one."""
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens of KV resident for them before the step."""
-        ...
 
     @property
     def tokens(self) -> int:
@@ -61,8 +57,8 @@ class Decoders(Protocol):
         """(sequence, blocks) of those that need blocks for this step, in running order."""
         ...
 
-    def advance(self, step: int) -> dict[Sequence, int] | None:
-        """Schedule one step for all; tokens each will put out, ``None`` where each puts out one."""
+    def run(self, step: Step) -> None:
+        """Schedule ``step`` for all that do not sit it out, and say in it what they take and put out."""
         ...
 
     def cacheable(self, seq: Sequence) -> int:
@@ -109,18 +105,14 @@ class LockStep:
         self._ends: dict[int, dict[Sequence, None]] = {}
         #: those that have had their block for the step being scheduled, and how many sit it out
         self._grown: dict[Sequence, None] = _NOBODY
-        self._held = 0
+        self._held: list[tuple[Sequence, int]] = []
 
     def __len__(self) -> int:
         return len(self._base)
 
     @property
-    def kv_tokens(self) -> int:
-        return self._steps * len(self._base) + self._base_sum
-
-    @property
     def tokens(self) -> int:
-        return len(self._base) - self._held
+        return len(self._base) - len(self._held)
 
     def add(self, seq: Sequence, step: int) -> None:
         seq.decoding = True
@@ -153,7 +145,7 @@ class LockStep:
         held = [(seq, self._steps + base) for seq, base in self._base.items() if seq.order > last.order]
         for seq, _ in held:
             self._enter(seq, self._leave(seq) - 1, seq.finish_step + 1)
-        self._held = len(held)
+        self._held = held
         return held
 
     def growth(self) -> int:
@@ -173,11 +165,17 @@ class LockStep:
     def growing(self) -> list[tuple[Sequence, int]]:
         return [(seq, 1) for seq in sorted(self._phase[-self._steps % self._block_size], key=_order)]
 
-    def advance(self, step: int) -> dict[Sequence, int] | None:
+    def run(self, step: Step) -> None:
+        count = len(self._base)
+        step.kv_tokens = self._steps * count + self._base_sum
+        if self._held:
+            # those held stand one step back already: what is resident for them is out of the sum but for that step
+            count -= len(self._held)
+            step.kv_tokens -= sum(tokens - 1 for _, tokens in self._held)
+            self._held = []
+        step.decode_seqs = step.decode_tokens = count
         self._steps += 1
         self._grown = _NOBODY
-        self._held = 0
-        return None
 
     def cacheable(self, seq: Sequence) -> int:
         return max(seq.prefilled, self._steps + self._base[seq] - self._lag)
@@ -223,10 +221,6 @@ class Speculative:
 
     def __len__(self) -> int:
         return len(self._seqs)
-
-    @property
-    def kv_tokens(self) -> int:
-        return sum(seq.computed for seq in self._seqs)
 
     @property
     def tokens(self) -> int:
@@ -278,9 +272,12 @@ class Speculative:
                 needs.append((seq, blocks))
         return needs
 
-    def advance(self, step: int) -> dict[Sequence, int] | None:
-        held, self._held = self._held, {}
-        return {seq: self._verify(seq) for seq in self._seqs if seq not in held}
+    def run(self, step: Step) -> None:
+        seqs = [seq for seq in self._seqs if seq not in self._held]
+        step.decode_seqs, step.decode_tokens = len(seqs), self.tokens
+        step.kv_tokens = sum(seq.computed for seq in seqs)
+        step.tokens = {seq: self._verify(seq) for seq in seqs}
+        self._held = {}
 
     def _verify(self, seq: Sequence) -> int:
         drafted = self._drafted(seq)

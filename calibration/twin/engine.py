@@ -16,8 +16,9 @@ from calibration.steptime import StepModel
 from calibration.twin.config import EngineConfig
 from calibration.twin.counters import Counters
 from calibration.twin.decoders import Speculative
-from calibration.twin.scheduler import Scheduler, Step
+from calibration.twin.scheduler import Scheduler
 from calibration.twin.sequence import Sequence, Status
+from calibration.twin.step import Step
 
 #: steps after which values added to histograms are put into their buckets
 _SETTLE_EVERY = 4_096

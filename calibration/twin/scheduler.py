@@ -15,54 +15,13 @@ Rules of vLLM 0.32.0 ``v1/core/sched/scheduler.py``, ``Scheduler.schedule`` and 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from calibration.twin.blocks import NO_HIT, BlockPool, Hit
 from calibration.twin.config import EngineConfig
 from calibration.twin.decoders import Decoders, LockStep, Speculative
 from calibration.twin.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from calibration.twin.sequence import Sequence, Status
-
-
-@dataclass(slots=True)
-class Step:
-    """One scheduled forward pass."""
-
-    index: int
-    #: when it began to run, set by the engine
-    start_s: float = 0.0
-    #: sequences that decode, and the KV tokens resident for them
-    decode_seqs: int = 0
-    kv_tokens: int = 0
-    #: prompt (and recomputed) tokens computed
-    prefill_tokens: int = 0
-    #: sequences taken from the waiting queue, and those whose prefill ends here: they put out a token
-    admitted: tuple[Sequence, ...] = ()
-    completed: tuple[Sequence, ...] = ()
-    preempted: tuple[Sequence, ...] = ()
-    #: those of the preempted that were decoding
-    interrupted: tuple[Sequence, ...] = ()
-    #: decoding ones that sit the step out (policy priority), and the KV tokens resident for each
-    held: tuple[tuple[Sequence, int], ...] = ()
-    #: tokens put out by each decoding sequence; None where each puts out one
-    tokens: dict[Sequence, int] | None = None
-    #: those that decode, where the engine was asked to keep them
-    members: list[Sequence] | None = None
-    #: ends that were known before the step ran (asynchronous scheduling)
-    ending: tuple[Sequence, ...] = ()
-    #: tokens of the budget taken by decoding, drafts included, and by empty drafts beside a prompt's last token
-    decode_tokens: int = 0
-    padding: int = 0
-    #: sequences of this step whose output nobody takes any more
-    dropped: int = 0
-
-    def holds(self, seq: Sequence) -> bool:
-        """Whether ``seq`` sits this step out."""
-        return any(other is seq for other, _ in self.held)
-
-    @property
-    def scheduled_tokens(self) -> int:
-        return self.decode_tokens + self.prefill_tokens + self.padding
+from calibration.twin.step import Step
 
 
 class Scheduler:
@@ -123,10 +82,12 @@ class Scheduler:
             if growth:
                 self.pool.take(growth)
                 self.decoders.grow()
-            self._run_decoders(step)
-            budget = self.config.max_num_batched_tokens - step.decode_tokens
+            budget = self.config.max_num_batched_tokens - self.decoders.tokens
         else:
             budget = self._schedule_running(step, growth)
+        if self._keep_members:
+            step.members = [seq for seq in self.decoders.members() if not step.holds(seq)]
+        self.decoders.run(step)
         if self.waiting and not step.preempted:
             self._admit(step, budget)
         if not step.decode_tokens and not step.prefill_tokens and not step.preempted:
@@ -157,10 +118,9 @@ class Scheduler:
             return False
         if growth:
             self.pool.take(growth)
-        step.kv_tokens = decoders.kv_tokens
         step.index += 1
         self._steps = step.index
-        decoders.advance(step.index)
+        decoders.run(step)
         return True
 
     def _schedule_running(self, step: Step, growth: int) -> int:
@@ -173,21 +133,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens - self.decoders.tokens
         if not step.held:
             budget = self._schedule_prefilling(step, budget)
-        self._run_decoders(step)
         return budget
-
-    def _run_decoders(self, step: Step) -> None:
-        decoders = self.decoders
-        step.decode_seqs = len(decoders)
-        step.decode_tokens = decoders.tokens
-        step.kv_tokens = decoders.kv_tokens
-        if step.held:
-            step.decode_seqs -= len(step.held)
-            step.kv_tokens -= sum(tokens for _, tokens in step.held)
-        if self._keep_members:
-            held = {seq for seq, _ in step.held}
-            step.members = [seq for seq in decoders.members() if seq not in held]
-        step.tokens = decoders.advance(step.index)
 
     def _grow_in_order(self, step: Step) -> None:
         """Blocks are short. A sequence that has to preempt itself ends the pass: those behind it sit the step out.
@@ -226,16 +172,16 @@ class Scheduler:
             if self.config.speculation is None:
                 seq.outputs = seq.output_tokens - (seq.finish_step - (step.index - 1))
         self._prefilling.pop(seq, None)
-        self._let_go(seq)
+        self._let_go(seq, again=True)
         seq.status = Status.PREEMPTED
         seq.preemptions += 1
         seq.uncounted_preemptions += 1
         step.preempted += (seq,)
         self.waiting.put_back(seq)
 
-    def _let_go(self, seq: Sequence) -> None:
+    def _let_go(self, seq: Sequence, again: bool) -> None:
         del self.running[seq]
-        self.pool.close(seq.chain, seq.blocks)
+        self.pool.close(seq.chain, seq.blocks, again)
         seq.chain = None
         seq.blocks = 0
         seq.computed = 0
@@ -302,7 +248,7 @@ class Scheduler:
 
     def _lookup(self, seq: Sequence) -> Hit:
         """Cached leading blocks; the last token is always computed, for its logits (KVCacheManager)."""
-        if not self.config.enable_prefix_caching:
+        if not self.config.enable_prefix_caching or (not seq.preemptions and not seq.content.keys):
             return NO_HIT
         hit = self.pool.lookup(seq.content, (seq.tokens - 1) // self.config.block_size)
         if self._lookahead_tokens and hit.blocks:
@@ -368,7 +314,7 @@ class Scheduler:
 
     def _remove(self, seq: Sequence) -> None:
         if seq.status is Status.RUNNING:
-            self._let_go(seq)
+            self._let_go(seq, again=False)
         else:
             self.waiting.remove(seq)
 

@@ -15,8 +15,9 @@ import pytest
 
 from calibration.twin.config import EngineConfig, Speculation
 from calibration.twin.content import Content, chained_keys
-from calibration.twin.scheduler import Scheduler, Step
+from calibration.twin.scheduler import Scheduler
 from calibration.twin.sequence import Sequence
+from calibration.twin.step import Step
 
 DATA = Path(__file__).parents[1] / "data" / "twin_scheduler_vllm_032.json"
 CASES = json.loads(DATA.read_text())["cases"]
