@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from calibration.errors import InputError
 
@@ -103,8 +103,7 @@ def prior(name: str, value: float, log_sd: float, source: str) -> Factor:
     return Factor(name, value, log_sd, source, prior_value=value, prior_log_sd=log_sd)
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(NamedTuple):
     """Where a calibration was measured: users, prompt and output lengths; predictions outside are extrapolated.
 
     ``shapes`` are the (prompt, output) token pairs that were run.
@@ -127,8 +126,7 @@ class Domain:
         return "interpolated" if inside else "extrapolated"
 
 
-@dataclass(frozen=True, slots=True)
-class Covariance:
+class Covariance(NamedTuple):
     """Covariance of the logarithms of factors that were fitted together."""
 
     names: tuple[str, ...]
