@@ -141,8 +141,6 @@ class Engine:
             seq.status = Status.ABORTED
             return
         self.scheduler.abort(seq, [step for step in (self._running, self._ahead) if step is not None])
-        if self.due_s is None:
-            self._set_gauges()
 
     def advance(self, now_s: float) -> Output | None:
         """End the step under way, if any, and start the next one; what was put out.

@@ -378,6 +378,34 @@ def test_a_sequence_has_tokens(prompt: int, output: int) -> None:
         Sequence(prompt, output)
 
 
+def test_slots_behind_the_drafts_are_not_fewer_than_none() -> None:
+    with pytest.raises(InputError, match="lookahead_tokens"):
+        Speculation(acceptance=(0.5,), lookahead_tokens=-1)
+
+
+def test_a_drafter_with_a_cache_of_its_own_takes_slots_ahead() -> None:
+    def most_blocks(lookahead: int) -> float:
+        bench = Bench(small(speculation=Speculation(acceptance=(0.0, 0.0), lookahead_tokens=lookahead)))
+        bench.send(0.0, Sequence(10, 20))
+        usages = []
+        for n in range(30):
+            bench.run(0.01 * n)
+            usages.append(bench.counters.kv_cache_usage)
+        return float(max(usages) * 16)
+
+    # 29 tokens computed at the end, 3 a step scheduled
+    assert most_blocks(0) == 8
+    assert most_blocks(4) == 9
+
+
+def test_counting_goes_on_over_thousands_of_steps() -> None:
+    bench = Bench(EngineConfig(num_gpu_blocks=700, max_model_len=8192))
+    bench.send(0.0, Sequence(1, 5000))
+    bench.run()
+    assert bench.counters.iteration_tokens.count == 5000
+    assert bench.counters.inter_token_latency.sum == pytest.approx(49.99)
+
+
 def test_negative_noise_is_refused() -> None:
     with pytest.raises(InputError, match="noise"):
         Engine(small(), STEP, noise=-0.1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +18,7 @@ from calibration.errors import InputError
 from calibration.steptime import LinearStep
 from calibration.twin.config import EngineConfig, Speculation
 from harness.twin_server import TwinConfig, TwinServer
-from harness.twin_text import tokenize
+from harness.twin_text import tokenize, word_at
 
 STEP = LinearStep(0.004, 0.0, 0.0, 0.0)
 
@@ -322,3 +324,56 @@ async def test_tokens_are_late_by_less_than_the_machine_takes_to_write_them() ->
 def test_a_twin_that_cannot_be_is_refused_by_name(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(InputError, match=name):
         TwinConfig(**changes)
+
+
+async def test_a_client_that_reads_late_gets_every_byte_in_order() -> None:
+    tokens = 12_000
+    fields = {"prompt": [1], "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    body = json.dumps(fields).encode()
+    engine = {"num_gpu_blocks": 1025, "max_model_len": 16_384}
+    async with twin(engine=engine, step_time=LinearStep(1.0, 0, 0, 0), time_scale=20_000.0) as client:
+        assert client.session._base_url is not None
+        with socket.socket() as small:
+            # a window of a few kilobytes: the server's socket is soon full
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            small.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", client.session._base_url.port))
+            reader, writer = await asyncio.open_connection(sock=small)
+            head = "POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            async with asyncio.timeout(60):
+                # all is written before the first byte is read
+                while not (await client.metrics())["vllm:request_success_total"]:
+                    pass
+                data = await reader.read(-1)
+            writer.close()
+            await writer.wait_closed()
+    found = re.findall(rb'"token_ids":\[(\d+)\]', data)
+    assert [int(token) for token in found] == [word_at(int(found[0]), n) for n in range(tokens)]
+    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_client_that_asks_for_leave_to_send_its_body_gets_it() -> None:
+    body = b'{"prompt":"x","max_tokens":1}'
+    async with twin() as client:
+        assert client.session._base_url is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.session._base_url.port)
+        head = "POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b'{"prompt":5}'])
+async def test_what_cannot_be_tokenized_is_refused(data: bytes) -> None:
+    async with twin() as client, client.session.post("/tokenize", data=data) as response:
+        assert response.status == 400
+
+
+async def test_load_is_zero_as_without_its_flag() -> None:
+    async with twin() as client, client.session.get("/load") as response:
+        assert await response.json() == {"server_load": 0}
