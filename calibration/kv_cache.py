@@ -212,7 +212,11 @@ def _state_page(deployment: Deployment, block: int) -> int | None:
 
 
 def _state_cache(deployment: Deployment, state: State, block: int, padded: int | None) -> LayerCache:
-    size = block if deployment.enable_prefix_caching else deployment.max_model_len
+    size = deployment.max_model_len
+    if deployment.enable_prefix_caching:
+        # without attention nothing aligns the states' block: it is what was asked, or 16 whatever the device's default
+        # (``CacheConfig.DEFAULT_BLOCK_SIZE``, taken over by ``MambaModelConfig`` before the platform sets its own)
+        size = block if padded is not None else deployment.block_size or 16
     page = padded if padded is not None else state_bytes(deployment, state)
     return LayerCache("state", size, page, state_blocks=state_blocks(deployment, state))
 

@@ -200,6 +200,16 @@ def test_a_hybrid_raises_its_block_size_until_an_attention_page_covers_a_state()
     assert (block - 16) * token < state <= block * token
 
 
+def test_states_without_attention_beside_them_keep_the_asked_block_or_16_on_any_device() -> None:
+    """Seen on a real vLLM 0.32: the CPU's default of 128 comes after the states have taken theirs."""
+    config = {**BY_TAG["qwen3next_max_model_len_512"], "layer_types": ["linear_attention"] * 8}
+    for asked, block in ((None, 16), (96, 96)):
+        deployment = resolve_deployment(
+            read_config(config, "x"), device="cpu", block_size=asked, kv_cache_memory_bytes=GIB
+        )
+        assert pool_of(deployment, [GIB]).block_size == block
+
+
 def test_state_dtypes_follow_the_model_on_gpus() -> None:
     assert gpu_deployment("qwen3.5-27b").mamba_ssm_cache_dtype == "float32"
     assert gpu_deployment("qwen3-next-80b-a3b", tp=4).mamba_ssm_cache_dtype == "bfloat16"
