@@ -142,6 +142,23 @@ class Engine:
             return
         self.scheduler.abort(seq, [step for step in (self._running, self._ahead) if step is not None])
 
+    def progress(self, seq: Sequence) -> tuple[int, float | None]:
+        """Tokens ``seq`` has put out by now, and when the last of them came; (0, None) before the first."""
+        running = self._running
+        if seq.ended or running is None:
+            return seq.outputs, seq.last_token_s
+        if self.scheduler.is_owed(seq):
+            return seq.outputs - 1, self._last_end_s
+        joins_now = seq in running.completed
+        if self.config.speculation is not None:
+            under_way = [step for step in (running, self._ahead) if step is not None]
+            coming = sum((step.tokens or {}).get(seq, 0) + (seq in step.completed) for step in under_way)
+            return seq.outputs - coming, self._last_end_s if seq.decoding and not joins_now else seq.last_token_s
+        if not seq.decoding and seq not in running.ending:
+            return seq.outputs, seq.last_token_s
+        outputs = seq.output_tokens - (seq.finish_step - (running.index - 1))
+        return outputs, self._last_end_s if seq.joined_step < running.index else seq.last_token_s
+
     def advance(self, now_s: float) -> Output | None:
         """End the step under way, if any, and start the next one; what was put out.
 

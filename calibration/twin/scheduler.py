@@ -277,6 +277,10 @@ class Scheduler:
     def _full_blocks(self, seq: Sequence) -> int:
         return (self.decoders.cacheable(seq) if seq.decoding else seq.computed) // self._block_size
 
+    def is_owed(self, seq: Sequence) -> bool:
+        """Whether ``seq`` was preempted while the step that runs still makes a token for it."""
+        return seq in self._stale
+
     def blocks_of(self, seq: Sequence) -> int:
         """Blocks ``seq`` holds, shared ones included."""
         return self.decoders.blocks(seq) if seq.decoding else seq.blocks

@@ -56,7 +56,10 @@ class StepSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a simulated load gave. Times are seconds on the virtual clock."""
+    """What a simulated load gave. Times are seconds on the virtual clock.
+
+    In ``trace`` a request that was cut has what had come of it: its tokens, and its last one's time as ``e2e_s``.
+    """
 
     trace: RequestTrace
     steps: tuple[StepSeries, ...]
@@ -185,9 +188,10 @@ class _Load:
         sent_s = _column(time_s for _, time_s, _ in self._sent)
         seqs = [seq for _, _, seq in self._sent]
         done = np.array([seq.status is Status.FINISHED for seq in seqs], dtype=np.bool_)
-        ttft_s = _column([seq.first_token_s for seq in seqs]) - sent_s
-        last_s = np.where(done, _column([seq.finished_s for seq in seqs]) - sent_s, np.nan)
-        outputs = np.where(done, _column([seq.output_tokens for seq in seqs]), np.nan)
+        ttft_s = _column(seq.first_token_s for seq in seqs) - sent_s
+        progress = [self._progress(seq) for seq in seqs]
+        last_s = _column(last_s for _, last_s in progress) - sent_s
+        outputs = _column(tokens or None for tokens, _ in progress)
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot_s = np.where(outputs > 1, (last_s - ttft_s) / (outputs - 1), np.nan)
         return RequestTrace(
@@ -198,14 +202,21 @@ class _Load:
             ttft_s=ttft_s,
             ttfa_s=ttft_s,
             e2e_s=last_s,
-            stream_end_s=last_s,
+            stream_end_s=np.where(done, last_s, np.nan),
             tpot_s=tpot_s,
-            prompt_tokens=_column([seq.prompt_tokens for seq in seqs]),
+            prompt_tokens=_column(seq.prompt_tokens for seq in seqs),
             output_tokens=outputs,
             ok=done,
             incomplete=~done,
             failure=np.full(len(seqs), "", dtype=object),
         )
+
+    def _progress(self, seq: Sequence) -> tuple[int, float | None]:
+        """What a request had when the clock stopped."""
+        for engine in self.kernel.engines:
+            if seq in engine.scheduler.running or engine.scheduler.is_owed(seq):
+                return engine.progress(seq)
+        return seq.outputs, seq.last_token_s
 
 
 def _column(values: Iterable[float | None]) -> Floats:

@@ -132,6 +132,23 @@ def test_tokens_out_are_tokens_asked(case: tuple[EngineConfig, Load]) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@given(cases, st.integers(0, 60))
+def test_at_any_moment_every_request_knows_what_came_of_it(case: tuple[EngineConfig, Load], moment: int) -> None:
+    config, load = case
+    load = [(*row[:4], None) for row in load]
+    engine, seqs = Engine(config, STEP), sequences(load)
+    kernel = Kernel([engine], lambda index, output: None)
+    for (arrival_s, *_), seq in zip(load, seqs, strict=True):
+        kernel.at(arrival_s, lambda _, seq=seq: kernel.submit(0, seq))  # type: ignore[misc]
+    kernel.run(moment * 0.0137)
+    progress = [engine.progress(seq) for seq in seqs]
+    assert sum(tokens for tokens, _ in progress) == engine.counters.generation_tokens
+    for seq, (tokens, last_s) in zip(seqs, progress, strict=True):
+        assert (tokens > 0) == (seq.first_token_s is not None) == (last_s is not None)
+        assert last_s is None or last_s <= kernel.now_s
+
+
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_vllms_identities_hold(case: tuple[EngineConfig, Load]) -> None:
     config, load = case

@@ -37,13 +37,23 @@ def test_the_way_to_the_engine_is_part_of_ttft() -> None:
 
 
 def test_a_trace_says_it_is_the_twins_and_what_was_cut() -> None:
-    trace = closed(2, 0.15).trace
+    trace = closed(2, 0.155, think_s=0.015).trace
     assert trace.source == "twin"
     assert trace.ok.tolist() == [True, True, False, False]
     assert trace.incomplete.tolist() == [False, False, True, True]
-    assert np.isnan(trace.e2e_s[2:]).all()
-    assert np.isnan(trace.output_tokens[2:]).all()
+    assert np.isnan(trace.stream_end_s[2:]).all()
+    # sent at 0.115, begun at once by the idle engine: the fourth token came at 0.155
+    assert trace.output_tokens.tolist() == [10, 10, 4, 4]
+    np.testing.assert_allclose(trace.e2e_s[2:], 0.04)
+    np.testing.assert_allclose(trace.tpot_s[2:], 0.01)
     assert trace.user.tolist() == [0, 1, 0, 1]
+
+
+def test_a_request_cut_before_its_first_token_has_none() -> None:
+    trace = closed(1, 0.105).trace
+    assert np.isnan(trace.output_tokens[1])
+    assert np.isnan(trace.ttft_s[1])
+    assert np.isnan(trace.e2e_s[1])
 
 
 def test_drained_requests_end() -> None:
