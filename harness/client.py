@@ -17,7 +17,6 @@ import ssl
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +27,7 @@ from yarl import URL
 
 from harness.clock import NS_PER_S, now_ns
 from harness.decode import StreamEnd
+from harness.http_get import is_loopback
 
 #: seconds an idle connection is kept: below uvicorn's 5 s, so that the server is never the one to close it first
 KEEP_ALIVE_S = 2.5
@@ -221,16 +221,6 @@ class _Connector(aiohttp.TCPConnector):
         )
 
 
-def is_loopback(host: str | None) -> bool:
-    """True for localhost and the loopback addresses: a proxy of the environment is never meant for them."""
-    if host is None or host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class StreamClient:
     """Sends requests and gathers their stamped bytes. No limit on connections of its own.
 
@@ -262,7 +252,7 @@ class StreamClient:
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            trust_env=not is_loopback(self._url.host),
+            trust_env=not is_loopback(self._url.host or "localhost"),
             auto_decompress=True,
         )
         return self
