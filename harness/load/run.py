@@ -9,35 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
-import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from calibration.compare import KvPool, predict_wall
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns, wall_time
 from harness.errors import HarnessError, Interrupted, LocalFault, RunInvalid, UsageError
 from harness.http_get import Getter
 from harness.limits import allow_open_files
+from harness.load.account import add_server, description, predicted_users, stage_summary
 from harness.load.controller import Fleet, StageOutcome, share
 from harness.load.orders import Setup
 from harness.load.stages import order_of
 from harness.load.tally import Tally
-from harness.measure.from_records import columns_of
-from harness.measure.gaps import merged
 from harness.measure.health import run_fault
-from harness.measure.summary import StageReadings, summarise
-from harness.measure.window import StageLoad
 from harness.observe.probe import ProbeResult, probe
 from harness.observe.scrape import Scrape, ScrapeLoop
-from harness.observe.summary import OurTraffic, summarise_server
 from harness.record import Record
-from harness.selftest import beyond, kept
+from harness.selftest import kept
 from harness.store import RunWriter
 from harness.workload.learn import TextLaw, learn_text
 from loadprofiles.profile import Profile, ProfileError, Stage, resolve
@@ -47,8 +40,6 @@ if TYPE_CHECKING:
 
 #: between the order and a stage's start, so that every worker has it in time
 LEAD_S = 0.25
-#: a load worker away for longer was suspended, not busy, and its stage says nothing of the server
-SUSPENDED_S = 1.0
 #: well under the second that a kill may cost: a busy machine is late with it
 FLUSH_S = 0.2
 TICK_S = 0.25
@@ -163,13 +154,12 @@ class Run:
             with self._exporting(probed, profile):
                 self._writer = RunWriter(options.out)
                 try:
-                    self._writer.write_run(self._description(probed, profile, ended=False))
+                    self._writer.write_run(self._description(probed, profile))
                     self._view.started(probed, profile, options.out)
                     async with self._scraping(getter, probed):
                         await self._load(profile, setup)
-                    self._write_document(
-                        lambda writer: writer.write_run(self._description(probed, profile, ended=True))
-                    )
+                    document = self._description(probed, profile, ended=wall_time())
+                    self._write_document(lambda writer: writer.write_run(document))
                 finally:
                     self._writer.close()
 
@@ -382,55 +372,24 @@ class Run:
     ) -> None:
         assert self._writer is not None
         self._append(lambda writer: writer.flush())
-        trace, deltas = columns_of(self._writer.records_since(offset), "live")
-        summary = summarise(
+        summary = stage_summary(
             index,
-            trace,
-            load_of(stage, span[0]),
-            StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
-            deltas,
-            self._options.slo_ms,
+            stage,
+            span,
+            self._writer.records_since(offset),
+            outcome,
+            self._tally,
+            slo_ms=self._options.slo_ms,
+            selftest=self._selftest,
         )
-        # with a request_rate, users is the cap on the requests in flight
-        summary["users"] = stage.users
-        if outcome.away_s > SUSPENDED_S:
-            summary["valid"] = False
-            summary["reasons"].append(
-                f"client: suspended for {outcome.away_s:.1f} s (a paused machine, a laptop's lid, SIGSTOP)"
-            )
-        if outcome.faults:
-            summary["valid"] = False
-        summary["reasons"] += outcome.faults
-        if self._tally.short:
-            summary["reasons"].append(
-                f"{self._tally.short} of {self._tally.ok} good answers are shorter than asked: the server cut them,"
-                " as vLLM does at its max_model_len"
-            )
-        summary["reasons"] += beyond(self._selftest, summary)
-        if outcome.not_sent:
-            summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
         if self._scraper is not None:
-            window = summary["window"]
-            summary["server"] = summarise_server(
-                self._scraper.scrapes,
-                (window["start_s"], window["end_s"]) if window else None,
-                span,
-                ours=self._our_traffic(),
-                # the chat template is a prefix that all prompts share
-                prompts_unique=self._options.profile.workload.endpoint == "completions",
-            ).to_dict()
-            summary["reasons"] += summary["server"]["contamination"]
+            # the chat template is a prefix that all prompts share
+            unique = self._options.profile.workload.endpoint == "completions"
+            add_server(summary, self._scraper.scrapes, span, self._tally, prompts_unique=unique)
             self._scraper.forget_before(span[1])
         self.stages.append(summary)
         self._write_document(lambda writer: writer.write_summary(self.stages))
         self._view.summarised(summary)
-
-    def _our_traffic(self) -> OurTraffic:
-        tally = self._tally
-        known = tally.output_unknown == 0
-        return OurTraffic(
-            output_tokens=tally.output_tokens if known else None, ended=tally.ok, cut=tally.failed + tally.incomplete
-        )
 
     def _too_many_failed(self, index: int, profile: Profile) -> bool:
         ended, limit = self._tally.ok + self._tally.failed, profile.limits.error_rate
@@ -450,69 +409,5 @@ class Run:
         if (problem := run_fault(self.stages)) is not None:
             raise RunInvalid(problem, f"the records are in {self._options.out}")
 
-    def _description(self, probed: ProbeResult, profile: Profile, *, ended: bool) -> dict[str, Any]:
-        options = self._options
-        return {
-            "versions": {"vllm-harness": version("vllm-harness"), "python": platform.python_version()},
-            "started": self._started.isoformat(timespec="seconds"),
-            "ended": wall_time().isoformat(timespec="seconds") if ended else None,
-            "deployment": probed.to_dict(),
-            "profile": profile.model_dump(mode="json", exclude_none=True),
-            "options": {
-                "seed": options.seed,
-                "slo_ms": dict(options.slo_ms),
-                "processes": options.processes,
-                "scrape_interval_s": options.scrape_interval_s,
-                "stall_timeout_s": options.stall_timeout_s,
-                "request_timeout_s": options.request_timeout_s,
-                "grace_s": options.grace_s,
-            },
-            "selftest": self._selftest,
-            "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
-            "command": ["vllm-harness", *redacted(sys.argv[1:])],
-        }
-
-
-def predicted_users(probed: ProbeResult, profile: Profile) -> dict[str, float]:
-    """Users at which the probed pool is full, by limit, for the lengths of the profile's first stage; empty when the
-    server does not show its pool."""
-    pool, stage = probed.pool, profile.stages[0]
-    if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
-        return {}
-    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
-    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
-    sizes = KvPool(
-        usable_blocks=pool.usable_blocks,
-        block_size=pool.block_size,
-        usable_tokens=pool.usable_tokens,
-        engines=probed.engines or 1,
-    )
-    wall = predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
-    known = {"kv_full": wall.kv_full, "kv_staggered": wall.kv_staggered, "max_num_seqs": wall.max_num_seqs}
-    return {limit: float(users) for limit, users in known.items() if users is not None}
-
-
-def load_of(stage: Stage, start_s: float) -> StageLoad:
-    """What a resolved stage asks for, as measuring wants it."""
-    planned_end_s = None if stage.duration is None else start_s + stage.duration
-    if stage.request_rate is not None:
-        return StageLoad(request_rate=stage.request_rate, planned_end_s=planned_end_s)
-    assert isinstance(stage.users, int), "a resolved stage has a number of users"
-    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=planned_end_s)
-
-
-_SECRETS = ("--api-key",)
-
-
-def redacted(command: Sequence[str]) -> list[str]:
-    """The command line with the values of secret options and the user part of URLs replaced by ``***``."""
-    shown, hide_next = [], False
-    for word in command:
-        option, equals, _ = word.partition("=")
-        if hide_next:
-            word = "***"
-        elif equals and option in _SECRETS:
-            word = f"{option}=***"
-        shown.append(re.sub(r"(://)[^/@\s]+@", r"\1***@", word))
-        hide_next = word in _SECRETS
-    return shown
+    def _description(self, probed: ProbeResult, profile: Profile, ended: datetime | None = None) -> dict[str, Any]:
+        return description(self._options, probed, profile, started=self._started, ended=ended, selftest=self._selftest)

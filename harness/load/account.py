@@ -1,0 +1,187 @@
+"""What a run says of itself in its files: ``run.json`` and the stages of ``summary.json``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from calibration.compare import KvPool, predict_wall
+from harness.load.controller import StageOutcome
+from harness.load.tally import Tally
+from harness.measure.from_records import columns_of
+from harness.measure.gaps import merged
+from harness.measure.summary import StageReadings, summarise
+from harness.measure.window import StageLoad
+from harness.observe.scrape import Scrape
+from harness.observe.summary import OurTraffic, summarise_server
+from harness.record import Record
+from harness.selftest import beyond
+from loadprofiles.profile import Profile, Stage
+
+if TYPE_CHECKING:
+    from harness.load.run import RampOptions
+    from harness.observe.probe import ProbeResult
+
+#: a load worker away for longer was suspended, not busy, and its stage says nothing of the server
+SUSPENDED_S = 1.0
+
+
+def description(
+    options: RampOptions,
+    probed: ProbeResult,
+    profile: Profile,
+    *,
+    started: datetime,
+    ended: datetime | None,
+    selftest: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """``run.json``, without its schema version.
+
+    Args:
+        profile: resolved, as it is run.
+        ended: None while the run goes on.
+        selftest: of :func:`harness.selftest.kept`.
+    """
+    return {
+        "versions": {"vllm-harness": version("vllm-harness"), "python": platform.python_version()},
+        "started": started.isoformat(timespec="seconds"),
+        "ended": ended.isoformat(timespec="seconds") if ended else None,
+        "deployment": probed.to_dict(),
+        "profile": profile.model_dump(mode="json", exclude_none=True),
+        "options": {
+            "seed": options.seed,
+            "slo_ms": dict(options.slo_ms),
+            "processes": options.processes,
+            "scrape_interval_s": options.scrape_interval_s,
+            "stall_timeout_s": options.stall_timeout_s,
+            "request_timeout_s": options.request_timeout_s,
+            "grace_s": options.grace_s,
+        },
+        "selftest": selftest,
+        "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
+        "command": ["vllm-harness", *redacted(sys.argv[1:])],
+    }
+
+
+def stage_summary(
+    index: int,
+    stage: Stage,
+    span: tuple[float, float],
+    records: Iterable[Record],
+    outcome: StageOutcome,
+    tally: Tally,
+    *,
+    slo_ms: Mapping[str, float],
+    selftest: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """A stage of ``summary.json`` but for the server's side (:func:`add_server`).
+
+    Args:
+        stage: resolved.
+        span: of the stage, seconds since the run's start.
+        records: of the stage, in any order.
+        outcome: what its workers said.
+    """
+    trace, deltas = columns_of(records, "live")
+    summary = summarise(
+        index,
+        trace,
+        load_of(stage, span[0]),
+        StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
+        deltas,
+        slo_ms,
+    )
+    # with a request_rate, users is the cap on the requests in flight
+    summary["users"] = stage.users
+    if outcome.away_s > SUSPENDED_S:
+        summary["valid"] = False
+        summary["reasons"].append(
+            f"client: suspended for {outcome.away_s:.1f} s (a paused machine, a laptop's lid, SIGSTOP)"
+        )
+    if outcome.faults:
+        summary["valid"] = False
+    summary["reasons"] += outcome.faults
+    if tally.short:
+        summary["reasons"].append(
+            f"{tally.short} of {tally.ok} good answers are shorter than asked: the server cut them,"
+            " as vLLM does at its max_model_len"
+        )
+    summary["reasons"] += beyond(selftest, summary)
+    if outcome.not_sent:
+        summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
+    return summary
+
+
+def add_server(
+    summary: dict[str, Any],
+    scrapes: Sequence[Scrape],
+    span: tuple[float, float],
+    tally: Tally,
+    *,
+    prompts_unique: bool,
+) -> None:
+    """Put the server's side into a stage's summary: ``server``, and what else was going on there into ``reasons``."""
+    window = summary["window"]
+    known = tally.output_unknown == 0
+    ours = OurTraffic(
+        output_tokens=tally.output_tokens if known else None, ended=tally.ok, cut=tally.failed + tally.incomplete
+    )
+    summary["server"] = summarise_server(
+        scrapes,
+        (window["start_s"], window["end_s"]) if window else None,
+        span,
+        ours=ours,
+        prompts_unique=prompts_unique,
+    ).to_dict()
+    summary["reasons"] += summary["server"]["contamination"]
+
+
+def predicted_users(probed: ProbeResult, profile: Profile) -> dict[str, float]:
+    """Users at which the probed pool is full, by limit, for the lengths of the profile's first stage; empty when the
+    server does not show its pool."""
+    pool, stage = probed.pool, profile.stages[0]
+    if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
+        return {}
+    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
+    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
+    sizes = KvPool(
+        usable_blocks=pool.usable_blocks,
+        block_size=pool.block_size,
+        usable_tokens=pool.usable_tokens,
+        engines=probed.engines or 1,
+    )
+    wall = predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
+    known = {"kv_full": wall.kv_full, "kv_staggered": wall.kv_staggered, "max_num_seqs": wall.max_num_seqs}
+    return {limit: float(users) for limit, users in known.items() if users is not None}
+
+
+def load_of(stage: Stage, start_s: float) -> StageLoad:
+    """What a resolved stage asks for, as measuring wants it."""
+    planned_end_s = None if stage.duration is None else start_s + stage.duration
+    if stage.request_rate is not None:
+        return StageLoad(request_rate=stage.request_rate, planned_end_s=planned_end_s)
+    assert isinstance(stage.users, int), "a resolved stage has a number of users"
+    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=planned_end_s)
+
+
+_SECRETS = ("--api-key",)
+
+
+def redacted(command: Sequence[str]) -> list[str]:
+    """The command line with the values of secret options and the user part of URLs replaced by ``***``."""
+    shown, hide_next = [], False
+    for word in command:
+        option, equals, _ = word.partition("=")
+        if hide_next:
+            word = "***"
+        elif equals and option in _SECRETS:
+            word = f"{option}=***"
+        shown.append(re.sub(r"(://)[^/@\s]+@", r"\1***@", word))
+        hide_next = word in _SECRETS
+    return shown
