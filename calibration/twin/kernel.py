@@ -41,6 +41,11 @@ class Kernel:
         self._events: list[tuple[float, int, Action]] = []
         self._numbered = 0
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to happen."""
+        return not self._events and all(engine.due_s is None for engine in self.engines)
+
     def at(self, time_s: float, action: Action) -> None:
         """Call ``action(time_s)`` at ``time_s``; what is due at one time runs in the order it was asked for."""
         self._numbered += 1

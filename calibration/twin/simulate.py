@@ -8,9 +8,11 @@ sends at times set before. Nothing here is random but what the caller's requests
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +24,14 @@ from calibration.twin.sequence import Sequence, Status
 
 #: makes the n-th request of a user (both from 0)
 MakeRequest = Callable[[int, int], Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Look at the engines every ``every_s`` from the start on, as long as anything is to come; ``look`` gets the time."""
+
+    every_s: float
+    look: Callable[[float, Many[Engine]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +148,11 @@ class _Recorder:
 class _Load:
     """What open and closed loops share: requests on their way, and the trace of them."""
 
-    def __init__(self, engines: Many[Engine], make: MakeRequest, overhead_s: float) -> None:
+    def __init__(self, engines: Many[Engine], make: MakeRequest, overhead_s: float, sends_until_s: float) -> None:
         self.kernel = Kernel(engines, self._take, self._take_stretch)
+        self._sends_until_s = sends_until_s
+        #: requests that were sent and have not ended
+        self.in_flight = 0
         self._recorders = [_Recorder(engine) for engine in engines]
         self._router = Router(engines)
         self._make = make
@@ -147,19 +160,24 @@ class _Load:
         self._made: dict[int, int] = {}
         #: user, time and sequence of each request
         self._sent: list[tuple[int, float, Sequence]] = []
+        #: when each was meant to be sent
+        self._scheduled_s: list[float] = []
 
-    def send(self, user: int, sent_s: float) -> None:
-        """``user`` sends its next request at ``sent_s``."""
+    def send(self, user: int, sent_s: float, scheduled_s: float | None = None) -> None:
+        """``user`` sends its next request at ``sent_s``; it was meant for ``scheduled_s``, if that is another time."""
         nth = self._made.get(user, 0)
         self._made[user] = nth + 1
         seq = self._make(user, nth)
         seq.payload = user
+        self.in_flight += 1
         self._sent.append((user, sent_s, seq))
+        self._scheduled_s.append(sent_s if scheduled_s is None else scheduled_s)
         self.kernel.at(sent_s + self._overhead_s, lambda _: self.kernel.submit(self._router.choose(), seq))
 
     def _take(self, index: int, output: Output) -> None:
         self._recorders[index].add(output)
         for seq in output.finished:
+            self.in_flight -= 1
             self.finished(seq.payload, output.at_s)
 
     def _take_stretch(self, index: int, stretch: Stretch) -> None:
@@ -167,6 +185,16 @@ class _Load:
 
     def finished(self, user: int, now_s: float) -> None:
         """A request of ``user`` had its last token."""
+
+    def watch(self, watch: Watch) -> None:
+        """Have it looked at, from now on."""
+
+        def look(now_s: float) -> None:
+            watch.look(now_s, self.kernel.engines)
+            if not self.kernel.idle:
+                self.kernel.at(now_s + watch.every_s, look)
+
+        self.kernel.at(0.0, look)
 
     def run(self, until_s: float) -> Run:
         """Let it happen. Nothing made on the way refers to itself, so the search for cycles, a tenth of the time, rests."""
@@ -197,7 +225,7 @@ class _Load:
         return RequestTrace(
             source="twin",
             user=np.array([user for user, _, _ in self._sent], dtype=np.int64),
-            scheduled_s=sent_s,
+            scheduled_s=np.array(self._scheduled_s, dtype=np.float64),
             sent_s=sent_s,
             ttft_s=ttft_s,
             ttfa_s=ttft_s,
@@ -233,19 +261,40 @@ class _ClosedLoop(_Load):
         last_send_s: float,
         max_requests: float,
     ) -> None:
-        super().__init__(engines, make, overhead_s)
+        super().__init__(engines, make, overhead_s, last_send_s)
         self._think_s = think_s
-        self._last_send_s = last_send_s
         self._left = max_requests
 
     def plan(self, user: int, time_s: float) -> None:
         """``user`` sends at ``time_s``, if the load lasts so long."""
-        if time_s <= self._last_send_s and self._left > 0:
+        if time_s <= self._sends_until_s and self._left > 0:
             self._left -= 1
             self.send(user, time_s)
 
     def finished(self, user: int, now_s: float) -> None:
         self.plan(user, now_s + self._think_s)
+
+
+class _OpenLoop(_Load):
+    def __init__(
+        self, engines: Many[Engine], make: MakeRequest, overhead_s: float, last_send_s: float, max_in_flight: float
+    ) -> None:
+        super().__init__(engines, make, overhead_s, last_send_s)
+        self._max_in_flight = max_in_flight
+        #: due and not sent, for as many as may be are in flight
+        self._held: deque[tuple[int, float]] = deque()
+
+    def due(self, user: int, due_s: float) -> None:
+        """A request is due: it leaves unless too many are in flight."""
+        if self.in_flight < self._max_in_flight:
+            self.send(user, due_s)
+        else:
+            self._held.append((user, due_s))
+
+    def finished(self, user: int, now_s: float) -> None:
+        if self._held and now_s <= self._sends_until_s:
+            held, due_s = self._held.popleft()
+            self.send(held, now_s, due_s)
 
 
 def closed_loop(
@@ -257,7 +306,9 @@ def closed_loop(
     think_s: float = 0.0,
     overhead_s: float = 0.0,
     max_requests: int | None = None,
+    grace_s: float = 0.0,
     drain: bool = False,
+    watch: Watch | None = None,
 ) -> Run:
     """Users who send, read to the end, and send again.
 
@@ -269,13 +320,17 @@ def closed_loop(
         think_s: from a user's last token to its next request. 0 still misses the step that starts at that moment.
         overhead_s: from the client to the engine.
         max_requests: of all users together; None for no limit.
-        drain: let the requests under way end; otherwise they are cut at ``duration_s`` and count as incomplete.
+        grace_s: requests under way may go on so long after ``duration_s``; then they are cut and count as incomplete.
+        drain: let all of them end, however long it takes.
+        watch: looks at the engines at times of its own.
     """
     limit = np.inf if max_requests is None else max_requests
     load = _ClosedLoop(engines, make, overhead_s, think_s, duration_s, limit)
+    if watch is not None:
+        load.watch(watch)
     for user, start_s in enumerate(starts_s):
         load.plan(user, start_s)
-    return load.run(np.inf if drain else duration_s)
+    return load.run(np.inf if drain else duration_s + grace_s)
 
 
 def open_loop(
@@ -285,11 +340,26 @@ def open_loop(
     duration_s: float,
     *,
     overhead_s: float = 0.0,
+    max_in_flight: int | None = None,
+    grace_s: float = 0.0,
     drain: bool = False,
+    watch: Watch | None = None,
 ) -> Run:
-    """Requests at times set before, each from a user of its own; arguments as of :func:`closed_loop`."""
-    load = _Load(engines, make, overhead_s)
-    for user, arrival_s in enumerate(arrivals_s):
-        if arrival_s <= duration_s:
-            load.send(user, arrival_s)
-    return load.run(np.inf if drain else duration_s)
+    """Requests at times set before, each from a user of its own; arguments as of :func:`closed_loop`.
+
+    Args:
+        max_in_flight: what is due beyond it waits at the client, in order; what still waits at ``duration_s`` is not sent.
+    """
+    if max_in_flight is None:
+        load = _Load(engines, make, overhead_s, duration_s)
+        for user, arrival_s in enumerate(arrivals_s):
+            if arrival_s <= duration_s:
+                load.send(user, arrival_s)
+    else:
+        load = capped = _OpenLoop(engines, make, overhead_s, duration_s, max_in_flight)
+        for user, arrival_s in enumerate(arrivals_s):
+            if arrival_s <= duration_s:
+                capped.kernel.at(arrival_s, partial(capped.due, user))
+    if watch is not None:
+        load.watch(watch)
+    return load.run(np.inf if drain else duration_s + grace_s)

@@ -11,7 +11,7 @@ from calibration.steptime import LinearStep
 from calibration.twin.config import EngineConfig
 from calibration.twin.engine import Engine
 from calibration.twin.sequence import Sequence
-from calibration.twin.simulate import Run, closed_loop, open_loop
+from calibration.twin.simulate import Run, Watch, closed_loop, open_loop
 
 #: 10 ms a step, whatever is in it
 STEP = LinearStep(0.01, 0.0, 0.0, 0.0)
@@ -124,3 +124,51 @@ def test_gaps_between_chunks_are_step_lengths_by_sequences() -> None:
 def test_a_pause_is_no_step() -> None:
     steps = closed(1, 1.0, think_s=0.5).steps[0]
     np.testing.assert_allclose(steps.length_s, 0.01)
+
+
+def test_requests_under_way_are_cut_after_the_grace() -> None:
+    run = closed_loop(
+        [Engine(EngineConfig(num_gpu_blocks=600, max_model_len=512), LinearStep(0.01, 0, 0, 0))],
+        lambda user, nth: Sequence(16, 100),
+        [0.0, 0.5],
+        1.2,
+        grace_s=0.5,
+    )
+    ends = run.trace.sent_s + run.trace.e2e_s
+    # user 0 sends at 0 and 1, user 1 at 0.5; user 0's second would end at 2
+    assert run.trace.sent_s.tolist() == pytest.approx([0.0, 0.5, 1.0])
+    assert run.trace.ok.tolist() == [True, True, False]
+    assert run.trace.incomplete.tolist() == [False, False, True]
+    assert ends.max() <= 1.7
+    assert run.end_s == pytest.approx(1.7)
+
+
+def test_a_watch_looks_at_its_times_until_nothing_is_left() -> None:
+    looked: list[tuple[float, int]] = []
+    closed_loop(
+        [Engine(EngineConfig(num_gpu_blocks=600, max_model_len=512), LinearStep(0.01, 0, 0, 0))],
+        lambda user, nth: Sequence(16, 100),
+        [0.0],
+        3600.0,
+        max_requests=2,
+        watch=Watch(0.5, lambda now_s, engines: looked.append((now_s, engines[0].counters.generation_tokens))),
+    )
+    assert [time for time, _ in looked] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert looked[-1][1] == 200
+    assert 0 < looked[1][1] < 100
+
+
+def test_arrivals_beyond_the_cap_wait_at_the_client_in_order() -> None:
+    run = open_loop(
+        [Engine(EngineConfig(num_gpu_blocks=600, max_model_len=512), LinearStep(0.01, 0, 0, 0))],
+        lambda user, nth: Sequence(16, 10),
+        [0.0, 0.01, 0.02, 0.03],
+        1.0,
+        max_in_flight=1,
+        drain=True,
+    )
+    trace = run.trace
+    assert trace.scheduled_s.tolist() == [0.0, 0.01, 0.02, 0.03]
+    ends = trace.sent_s + trace.e2e_s
+    assert trace.sent_s[1:] == pytest.approx(ends[:-1])
+    assert trace.ok.all()
