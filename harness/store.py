@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import orjson
 
@@ -22,6 +22,13 @@ from harness.record import Record
 
 SCHEMA_VERSION = 1
 RUN, REQUESTS, SCRAPES, SUMMARY = "run.json", "requests.jsonl", "scrapes.jsonl", "summary.json"
+
+
+class Mark(NamedTuple):
+    """A position in a run's growing files, bytes."""
+
+    requests: int
+    scrapes: int
 
 
 def _local_fault(error: OSError, path: Path) -> LocalFault:
@@ -75,18 +82,25 @@ class RunWriter:
     def add_scrape(self, row: dict[str, Any]) -> None:
         self._append(self._scrapes, SCRAPES, orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
-    def mark(self) -> int:
-        """A position in the records, for :meth:`records_since`."""
+    def mark(self) -> Mark:
+        """Where both files stand, for :meth:`records_since` and :meth:`scrapes_since`."""
         self.flush()
-        return (self.folder / REQUESTS).stat().st_size
+        return Mark(*((self.folder / name).stat().st_size for name in (REQUESTS, SCRAPES)))
 
-    def records_since(self, mark: int) -> Iterator[Record]:
-        """The records written after a mark, read back from the file: a stage's records are never all in memory."""
-        with (self.folder / REQUESTS).open("rb") as stream:
-            stream.seek(mark)
+    def records_since(self, mark: Mark) -> Iterator[Record]:
+        """The records flushed after a mark, read back from the file: a stage's records are never all in memory."""
+        return (Record.from_json(line) for line in self._lines_since(REQUESTS, mark.requests))
+
+    def scrapes_since(self, mark: Mark) -> Iterator[dict[str, Any]]:
+        """The rows of the scrapes flushed after a mark, read back."""
+        return (orjson.loads(line) for line in self._lines_since(SCRAPES, mark.scrapes))
+
+    def _lines_since(self, name: str, offset: int) -> Iterator[bytes]:
+        with (self.folder / name).open("rb") as stream:
+            stream.seek(offset)
             for line in stream:
                 if line.endswith(b"\n"):
-                    yield Record.from_json(line)
+                    yield line
 
     def flush(self) -> None:
         """Hand everything to the operating system; called at least each second."""

@@ -28,10 +28,10 @@ from harness.load.stages import order_of
 from harness.load.tally import Tally
 from harness.measure.health import run_fault
 from harness.observe.probe import ProbeResult, probe
-from harness.observe.scrape import Scrape, ScrapeLoop
+from harness.observe.scrape import Scrape, ScrapeLoop, from_rows
 from harness.record import Record
 from harness.selftest import kept
-from harness.store import RunWriter
+from harness.store import Mark, RunWriter
 from harness.workload.learn import TextLaw, learn_text
 from loadprofiles.profile import Profile, ProfileError, Stage, resolve
 
@@ -324,13 +324,13 @@ class Run:
     async def _stage(self, index: int, stage: Stage) -> None:
         assert self._fleet is not None
         assert self._writer is not None
+        mark, baseline = self._writer.mark(), None if self._scraper is None else self._scraper.last_good
         asked = stage.users if isinstance(stage.users, int) else None
         self._tally = Tally(users=asked or 3)
         if self._exporter is not None:
             self._exporter.on_stage(index)
         if self._scraper is not None:
             await self._scraper.scrape_now()
-        offset = self._writer.mark()
         start_ns = now_ns() + int(LEAD_S * NS_PER_S)
         order = order_of(stage, index, start_ns=start_ns, seed=self._options.seed, grace_s=self._options.grace_s)
         if (dead := self._fleet.dead) is not None:
@@ -348,7 +348,7 @@ class Run:
         if outcome.faults:
             self._give_up(LocalFault(outcome.faults[0], KEPT))
         span = ((start_ns - self._start_ns) / NS_PER_S, (end_ns - self._start_ns) / NS_PER_S)
-        self._summarise(index, stage, span, offset, outcome)
+        self._summarise(index, stage, span, mark, baseline, outcome)
 
     async def _tick_forever(self, index: int, asked: int | None, start_ns: int, planned_s: float | None) -> None:
         assert self._fleet is not None
@@ -368,7 +368,13 @@ class Run:
             await asyncio.sleep(TICK_S)
 
     def _summarise(
-        self, index: int, stage: Stage, span: tuple[float, float], offset: int, outcome: StageOutcome
+        self,
+        index: int,
+        stage: Stage,
+        span: tuple[float, float],
+        mark: Mark,
+        baseline: Scrape | None,
+        outcome: StageOutcome,
     ) -> None:
         assert self._writer is not None
         self._append(lambda writer: writer.flush())
@@ -376,7 +382,7 @@ class Run:
             index,
             stage,
             span,
-            self._writer.records_since(offset),
+            self._writer.records_since(mark),
             outcome,
             self._tally,
             slo_ms=self._options.slo_ms,
@@ -385,8 +391,8 @@ class Run:
         if self._scraper is not None:
             # the chat template is a prefix that all prompts share
             unique = self._options.profile.workload.endpoint == "completions"
-            add_server(summary, self._scraper.scrapes, span, self._tally, prompts_unique=unique)
-            self._scraper.forget_before(span[1])
+            scrapes = from_rows(self._writer.scrapes_since(mark), baseline)
+            add_server(summary, scrapes, span, self._tally, prompts_unique=unique)
         self.stages.append(summary)
         self._write_document(lambda writer: writer.write_summary(self.stages))
         self._view.summarised(summary)

@@ -10,8 +10,8 @@ Cost: one text of a vLLM 0.32 engine (46 KB) takes 3 to 5 ms of this process to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -60,6 +60,20 @@ class Scrape:
         )
 
 
+def from_rows(rows: Iterable[Mapping[str, Any]], before: Scrape | None = None) -> list[Scrape]:
+    """Scrapes of ``scrapes.jsonl`` again, ``before`` the first of them: equal parts are one object, so that each takes
+    about 2 KB."""
+    scrapes = [] if before is None else [before]
+    latest = None if before is None else before.snapshot
+    for row in rows:
+        scrape = Scrape.from_row(row)
+        if scrape.snapshot is not None:
+            latest = sharing(latest, scrape.snapshot)
+            scrape = replace(scrape, snapshot=latest)
+        scrapes.append(scrape)
+    return scrapes
+
+
 class Asks(Protocol):
     """What a scrape needs of :class:`harness.http_get.Getter`."""
 
@@ -102,20 +116,8 @@ class ScrapeLoop:
         self._sink = sink
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._latest: Snapshot | None = None
-        #: every scrape so far, in order of time, about 2 KB each; see :meth:`forget_before`
-        self.scrapes: list[Scrape] = []
-
-    @property
-    def errors(self) -> int:
-        """Scrapes that failed, of those kept."""
-        return sum(scrape.error is not None for scrape in self.scrapes)
-
-    def forget_before(self, at_s: float) -> None:
-        """Let go of the scrapes of stages that are summarised; the last good one before ``at_s`` stays as a baseline."""
-        old = [i for i, scrape in enumerate(self.scrapes) if scrape.at_s < at_s and scrape.snapshot is not None]
-        if old:
-            del self.scrapes[: old[-1]]
+        #: the latest one that could be read; the loop keeps no other
+        self.last_good: Scrape | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="scrape-loop")
@@ -153,7 +155,7 @@ class ScrapeLoop:
                 answer = await self._getter.get(self._url, timeout_s=TIMEOUT_S)
                 started_ns, ended_ns = answer.started_ns, answer.ended_ns
                 if answer.status == 200:
-                    self._latest = snapshot = sharing(self._latest, read(answer.body, self._model))
+                    snapshot = read(answer.body, self._model)
                 else:
                     error = f"HTTP {answer.status}: {_STATUS.get(answer.status, 'no metrics')}"
             except HarnessError as failure:
@@ -161,7 +163,8 @@ class ScrapeLoop:
             except BadMetrics as failure:
                 error = failure.message
             scrape = self._stamped(started_ns, ended_ns or self._clock.now_ns(), snapshot, error)
-            self.scrapes.append(scrape)
+            if snapshot is not None:
+                self.last_good = scrape
             if self._sink is not None:
                 self._sink(scrape)
             return scrape

@@ -15,8 +15,8 @@ from observe_servers import Serve, ServeRaw, answering, metrics_text, unused_por
 from harness.clock import NS_PER_S, now_ns
 from harness.errors import LocalFault, Unreachable
 from harness.http_get import Answer, Getter
-from harness.observe.scrape import Scrape, ScrapeLoop, Stillness
-from harness.observe.snapshot import Snapshot
+from harness.observe.scrape import Scrape, ScrapeLoop, Stillness, from_rows
+from harness.observe.snapshot import Snapshot, read
 
 METRICS = "http://gpu7:8000/metrics"
 
@@ -90,7 +90,7 @@ async def test_a_scrape_is_stamped_with_the_middle_of_its_call() -> None:
     assert (scrape.at_s, scrape.duration_s, scrape.error) == (6.1, 0.2, None)
     assert scrape.snapshot is not None
     assert scrape.snapshot.running == 3
-    assert loop.scrapes == [scrape]
+    assert loop.last_good is scrape
 
 
 async def test_scrapes_start_at_the_interval_and_a_slow_one_is_not_made_up_for() -> None:
@@ -107,7 +107,7 @@ async def test_scrapes_start_at_the_interval_and_a_slow_one_is_not_made_up_for()
     assert all(at % 0.5 == 0 for at in server.asked_at_s)
 
 
-async def test_errors_are_kept_as_scrapes_and_counted() -> None:
+async def test_errors_are_scrapes_too_and_the_last_good_one_stays() -> None:
     clock = FakeClock()
 
     def body(at_s: float) -> str | Exception:
@@ -119,15 +119,15 @@ async def test_errors_are_kept_as_scrapes_and_counted() -> None:
     seen: list[Scrape] = []
     async with loop_of(server, clock, sink=seen.append) as loop:
         await until(clock, 2.5)
-    assert [s.error and s.error[:24] for s in loop.scrapes[:5]] == [
+    assert [s.error and s.error[:24] for s in seen[:5]] == [
         None,
         None,
         "gpu7:8000 refused the co",
         "gpu7:8000 refused the co",
         "this is HTML or XML, not",
     ]
-    assert loop.errors == len(loop.scrapes) - 2
-    assert seen == loop.scrapes
+    assert sum(scrape.snapshot is not None for scrape in seen) == 2
+    assert loop.last_good is seen[1]
 
 
 async def test_what_the_sink_raises_ends_the_loop_and_is_heard() -> None:
@@ -136,12 +136,13 @@ async def test_what_the_sink_raises_ends_the_loop_and_is_heard() -> None:
     def full(scrape: Scrape) -> None:
         raise LocalFault("disk full")
 
-    loop = loop_of(FakeServer(clock, lambda _: text(running=1)), clock, sink=full)
+    server = FakeServer(clock, lambda _: text(running=1))
+    loop = loop_of(server, clock, sink=full)
     await loop.__aenter__()
     await turns()
     with pytest.raises(LocalFault):
         await loop.scrape_now()
-    assert len(loop.scrapes) == 1
+    assert len(server.asked_at_s) == 1
     with pytest.raises(LocalFault, match="disk full"):
         await loop.__aexit__(None, None, None)
 
@@ -167,9 +168,10 @@ async def test_one_scrape_is_in_flight_at_a_time() -> None:
             in_flight[0] -= 1
             return await super().get(url, timeout_s=timeout_s)
 
-    loop = loop_of(Slow(clock, lambda _: text(running=1)), clock)
+    server = Slow(clock, lambda _: text(running=1))
+    loop = loop_of(server, clock)
     await asyncio.gather(*(loop.scrape_now() for _ in range(5)))
-    assert (in_flight[1], len(loop.scrapes)) == (1, 5)
+    assert (in_flight[1], len(server.asked_at_s)) == (1, 5)
 
 
 def test_an_interval_must_be_positive() -> None:
@@ -235,7 +237,8 @@ async def test_settling_ends_at_the_first_stillness() -> None:
     server = FakeServer(clock, lambda at_s: text(running=2 if at_s < 1 else 0, waiting=0, tokens=min(at_s, 1.5) * 100))
     loop = loop_of(server, clock)
     assert await loop.settle(timeout_s=10.0) is None
-    assert loop.scrapes[-1].at_s == 1.75
+    assert loop.last_good is not None
+    assert loop.last_good.at_s == 1.75
 
 
 async def test_settling_is_bounded_and_says_what_moves() -> None:
@@ -331,26 +334,13 @@ async def test_a_slow_answer_is_given_up(serve: Serve, monkeypatch: pytest.Monke
     assert 0.04 < scrape.duration_s < 2.0
 
 
-async def test_scrapes_share_what_does_not_change() -> None:
-    clock = FakeClock()
+def test_scrapes_read_back_share_what_does_not_change_and_follow_their_baseline() -> None:
     config = 'vllm:cache_config_info{block_size="16",engine="0"} 1\n'
-    loop = loop_of(FakeServer(clock, lambda at_s: config + text(running=at_s)), clock)
-    one = await loop.scrape_now()
-    clock.ns = NS_PER_S
-    two = await loop.scrape_now()
-    assert one.snapshot is not None
-    assert two.snapshot is not None
-    assert (one.snapshot.running, two.snapshot.running) == (0, 1)
-    assert one.snapshot.cache_config is two.snapshot.cache_config is not None
-
-
-async def test_scrapes_of_summarised_stages_are_let_go_but_for_a_baseline() -> None:
-    clock = FakeClock()
-    loop = loop_of(FakeServer(clock, lambda at_s: text(running=1) if at_s != 2 else "broken"), clock)
-    for second in range(5):
-        clock.ns = second * NS_PER_S
-        await loop.scrape_now()
-    loop.forget_before(3.0)
-    assert [scrape.at_s for scrape in loop.scrapes] == [1.0, 2.0, 3.0, 4.0]
-    loop.forget_before(0.0)
-    assert len(loop.scrapes) == 4
+    zero, one, two = (
+        Scrape(at_s=float(at), duration_s=0.01, snapshot=read(config + text(running=at))) for at in range(3)
+    )
+    failed = Scrape(at_s=1.5, duration_s=0.01, error="no")
+    scrapes = from_rows([scrape.to_row() for scrape in (one, failed, two)], before=zero)
+    assert scrapes == [zero, one, failed, two]
+    configs = {id(scrape.snapshot.cache_config) for scrape in scrapes if scrape.snapshot is not None}
+    assert len(configs) == 1

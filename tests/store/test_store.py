@@ -54,8 +54,10 @@ def test_records_are_on_disk_after_a_flush(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "requests.jsonl").read_bytes().count(b"\n") == 1
     mark = writer.mark()
     writer.add_record(record(1).to_json())
+    writer.add_scrape({"at_s": 1.5})
     writer.flush()
     assert [r.request_id for r in writer.records_since(mark)] == ["0-1"]
+    assert list(writer.scrapes_since(mark)) == [{"at_s": 1.5}]
     writer.close()
 
 
