@@ -25,6 +25,7 @@ from harness.selftest import beyond
 from loadprofiles.profile import Profile, Stage
 
 if TYPE_CHECKING:
+    from calibration.compare import Prediction
     from harness.load.run import RampOptions
     from harness.observe.probe import ProbeResult
 
@@ -142,12 +143,12 @@ def add_server(
     summary["reasons"] += summary["server"]["contamination"]
 
 
-def predicted_users(probed: ProbeResult, profile: Profile) -> dict[str, float]:
-    """Users at which the probed pool is full, by limit, for the lengths of the profile's first stage; empty when the
-    server does not show its pool."""
+def predicted_wall(probed: ProbeResult, profile: Profile) -> Prediction | None:
+    """The limits of the probed pool for the lengths of the profile's first stage; None when the server does not show its
+    pool."""
     pool, stage = probed.pool, profile.stages[0]
     if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
-        return {}
+        return None
     assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
     assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
     sizes = KvPool(
@@ -156,9 +157,7 @@ def predicted_users(probed: ProbeResult, profile: Profile) -> dict[str, float]:
         usable_tokens=pool.usable_tokens,
         engines=probed.engines or 1,
     )
-    wall = predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
-    known = {"kv_full": wall.kv_full, "kv_staggered": wall.kv_staggered, "max_num_seqs": wall.max_num_seqs}
-    return {limit: float(users) for limit, users in known.items() if users is not None}
+    return predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
 
 
 def load_of(stage: Stage, start_s: float) -> StageLoad:

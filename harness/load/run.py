@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, now_ns, wall_time
 from harness.errors import HarnessError, Interrupted, LocalFault, RunInvalid, UsageError
 from harness.http_get import Getter
 from harness.limits import allow_open_files
-from harness.load.account import add_server, description, predicted_users, stage_summary
+from harness.load.account import add_server, description, predicted_wall, stage_summary
 from harness.load.controller import Fleet, StageOutcome, share
 from harness.load.orders import Setup
 from harness.load.stages import order_of
@@ -99,9 +99,14 @@ class View(Protocol):
 
 
 class Run:
-    """One execution of a profile. :meth:`execute` may be awaited once."""
+    """One execution of a profile. :meth:`execute` may be awaited once.
 
-    def __init__(self, options: RampOptions, view: View) -> None:
+    Args:
+        exporter: of a caller who exports more than this run; it is told of the run and left open. None: one of the run's
+            own where ``options.prometheus`` asks for it.
+    """
+
+    def __init__(self, options: RampOptions, view: View, exporter: Exporter | None = None) -> None:
         self._options = options
         self._view = view
         self._start_ns = now_ns()
@@ -115,7 +120,7 @@ class Run:
         self.stages: list[dict[str, Any]] = []
         self._started = wall_time()
         self._fleet: Fleet | None = None
-        self._exporter: Exporter | None = None
+        self._exporter = exporter
         self._writer: RunWriter | None = None
         self._scraper: ScrapeLoop | None = None
         #: what a selftest said of this machine
@@ -204,15 +209,15 @@ class Run:
 
     @contextlib.contextmanager
     def _exporting(self, probed: ProbeResult, profile: Profile) -> Iterator[None]:
-        if self._options.prometheus is None:
-            yield
-            return
-        from harness.export.prometheus import Exporter
+        with contextlib.ExitStack() as stack:
+            if self._exporter is None and self._options.prometheus is not None:
+                from harness.export.prometheus import Exporter
 
-        address, port = self._options.prometheus
-        with Exporter(address=address, port=port) as self._exporter:
-            for limit, users in predicted_users(probed, profile).items():
-                self._exporter.predicted_users(limit, users)
+                address, port = self._options.prometheus
+                self._exporter = stack.enter_context(Exporter(address=address, port=port))
+            if self._exporter is not None:
+                stack.callback(self._exporter.on_run_end)
+                self._exporter.on_run(predicted_wall(probed, profile), probed.engines or 1)
             yield
 
     @contextlib.asynccontextmanager
@@ -395,6 +400,8 @@ class Run:
             add_server(summary, scrapes, span, self._tally, prompts_unique=unique)
         self.stages.append(summary)
         self._write_document(lambda writer: writer.write_summary(self.stages))
+        if self._exporter is not None:
+            self._exporter.on_stage_end(self.stages)
         self._view.summarised(summary)
 
     def _too_many_failed(self, index: int, profile: Profile) -> bool:
