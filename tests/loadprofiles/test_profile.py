@@ -69,7 +69,7 @@ def test_a_list_of_levels_is_one_stage_each() -> None:
         (
             {**MINIMAL, "limits": {"zzz": 3}},
             "f.yaml: unknown key 'limits.zzz'",
-            "known keys here: error_rate, max_users",
+            "known keys here: error_rate, max_users, ttft, total_time, saturation",
         ),
         (
             with_stage(users=0, duration="5s"),
