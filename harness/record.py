@@ -137,18 +137,33 @@ class Record:
         Raises:
             ValueError: the line is not JSON, lacks a key or has an unknown one.
         """
-        row = orjson.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError("a record is a JSON object")
-        if unknown := row.keys() - _KNOWN:
-            raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
-        if missing := set(_ALWAYS) - row.keys():
-            raise ValueError(f"missing key {sorted(missing)[0]!r}")
+        row = row_of(line)
         row["warnings"] = tuple(row["warnings"])
         if row.get("chunk_gaps_ms") is not None:
             row["chunk_gaps_ms"] = tuple(row["chunk_gaps_ms"])
         return cls(**row)
 
 
+#: keys only written with --save-content and --save-gaps
+OPTIONAL_KEYS = ("content", "chunk_gaps_ms")
 _KNOWN = frozenset(f.name for f in fields(Record))
-_ALWAYS = tuple(f.name for f in fields(Record) if f.name not in ("content", "chunk_gaps_ms"))
+_ALWAYS = tuple(f.name for f in fields(Record) if f.name not in OPTIONAL_KEYS)
+_ALWAYS_SET = frozenset(_ALWAYS)
+
+
+def row_of(line: bytes | str) -> dict[str, Any]:
+    """A line of ``requests.jsonl`` as the dictionary it is: what to read where a :class:`Record` each would cost too
+    much.
+
+    Raises:
+        ValueError: the line is not JSON, lacks a key or has an unknown one.
+    """
+    row = orjson.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("a record is a JSON object")
+    if row.keys() != _ALWAYS_SET:
+        if unknown := row.keys() - _KNOWN:
+            raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+        if missing := _ALWAYS_SET - row.keys():
+            raise ValueError(f"missing key {sorted(missing)[0]!r}")
+    return row

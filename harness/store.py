@@ -18,7 +18,8 @@ from typing import IO, Any, NamedTuple
 import orjson
 
 from harness.errors import LocalFault, UsageError
-from harness.record import Record
+from harness.measure.from_records import Requests, by_stage
+from harness.record import Record, row_of
 
 SCHEMA_VERSION = 1
 RUN, REQUESTS, SCRAPES, SUMMARY = "run.json", "requests.jsonl", "scrapes.jsonl", "summary.json"
@@ -159,6 +160,30 @@ class RunData:
                 yield Record.from_json(line)
             except (ValueError, TypeError) as error:
                 raise UsageError(f"{path}:{number}: not a record: {error}") from error
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every record as the dictionary of its line, in a third of the time of :meth:`records`.
+
+        Raises:
+            UsageError: a line is not a record; names file and line.
+        """
+        path = self.folder / REQUESTS
+        for number, line in _lines(path):
+            try:
+                yield row_of(line)
+            except ValueError as error:
+                raise UsageError(f"{path}:{number}: not a record: {error}") from error
+
+    def requests(self) -> dict[int, Requests]:
+        """The columns of each stage's requests, by stage number: what to measure from, in one pass over the file.
+
+        Raises:
+            UsageError: a line is not a record, or a value in it is not of its kind.
+        """
+        try:
+            return by_stage(self.rows(), "imported" if self.run.get("source") == "imported" else "live")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{self.folder / REQUESTS}: a value of a record is not of its kind: {error}") from error
 
     def scrapes(self) -> Iterator[dict[str, Any]]:
         path = self.folder / SCRAPES

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from harness.measure.from_records import columns_of, trace_of
-from harness.record import Outcome, Record
+from harness.measure.from_records import by_stage, columns_of, trace_of
+from harness.record import Outcome, Record, row_of
 
 
 def record(**values: object) -> Record:
@@ -76,3 +76,23 @@ def test_a_record_read_from_its_line_gives_the_same_columns() -> None:
     np.testing.assert_array_equal(trace.ok, direct.ok)
     np.testing.assert_array_equal(trace.incomplete, direct.incomplete)
     np.testing.assert_array_equal(trace.e2e_s, direct.e2e_s)
+
+
+def test_rows_are_told_apart_by_stage_and_give_the_columns_of_their_records() -> None:
+    other = record(stage=1, asked_output_tokens=9, output_tokens=8)
+    rows = [row_of(r.to_json()) for r in (other, GOOD, REFUSED, CUT)]
+    stages = by_stage(iter(rows), "imported")
+    assert list(stages) == [0, 1]
+    assert stages[0].trace.source == "imported"
+    trace, deltas = columns_of([GOOD, REFUSED, CUT], "imported")
+    for name in ("sent_s", "ttft_s", "tpot_s", "output_tokens", "user", "ok", "failure"):
+        np.testing.assert_array_equal(getattr(stages[0].trace, name), getattr(trace, name), err_msg=name)
+    np.testing.assert_array_equal(stages[0].deltas.times_s, deltas.times_s)
+    assert stages[1].asked_output_tokens.tolist() == [9]
+    assert np.isnan(stages[0].asked_output_tokens).all()
+
+
+def test_a_value_of_another_kind_is_an_error() -> None:
+    row = row_of(GOOD.to_json()) | {"ttft_ms": "soon"}
+    with pytest.raises(ValueError, match="soon"):
+        by_stage([row], "live")

@@ -160,3 +160,19 @@ def test_a_record_with_an_unknown_or_missing_key_does_not_read() -> None:
         Record.from_json(orjson.dumps(row))
     with pytest.raises(ValueError, match="a record is a JSON object"):
         Record.from_json(b"[]")
+
+
+def test_columns_come_by_stage_and_name_the_file_of_a_bad_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    writer = RunWriter(folder)
+    writer.write_run({})
+    for number in range(3):
+        writer.add_record(record(number).to_json())
+    writer.close()
+    stages = read_run(folder).requests()
+    assert [len(requests.trace) for requests in stages.values()] == [3]
+    assert stages[0].trace.source == "live"
+    with (folder / "requests.jsonl").open("ab") as stream:
+        stream.write(b'{"stage": 0}\n')
+    with pytest.raises(UsageError, match=r"requests.jsonl:4: not a record: missing key"):
+        read_run(folder).requests()
