@@ -93,6 +93,6 @@ def test_rows_are_told_apart_by_stage_and_give_the_columns_of_their_records() ->
 
 
 def test_a_value_of_another_kind_is_an_error() -> None:
-    row = row_of(GOOD.to_json()) | {"ttft_ms": "soon"}
+    row = row_of(CUT.to_json()) | {"ttft_ms": "soon"}
     with pytest.raises(ValueError, match="soon"):
         by_stage([row], "live")
