@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Analytical sizing: memory, limits on users, what binds.",
     "ramp": "Raise concurrent streaming users against a live server and measure.",
     "compare": "Measured and predicted saturation side by side.",
+    "exporter": "Prometheus metrics of a finished run or a calibration.",
     "metrics": "Read a /metrics text (file or URL) the way a ramp does.",
     "twin": "Serve the twin: vLLM's scheduler behind the OpenAI API, no GPU.",
     "profiles": "List the load profiles there are.",
