@@ -192,9 +192,11 @@ def _log_sd(
     name: str,
 ) -> float:
     """Spread of the quantity at the users where it reaches its limit."""
-    users = _users_where(free, shape, of, limit)
-    if users is None or users <= 0:
+    reached = _users_where(free, shape, of, limit)
+    if reached is None:
         return 0.0
+    # where already one user is over the limit, it is that user's latency which is uncertain
+    users = reached or float(free.replicas)
 
     def again(changed: FactorSet) -> Outcome:
         server = served.server(changed, shape)._replace(max_running=None, max_num_seqs=free.max_num_seqs)
