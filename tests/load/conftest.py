@@ -7,10 +7,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 
-from console import no_process_left
+from console import cli, no_process_left
 from fault_thread import FaultThread
 
-__all__ = ["faults", "no_process_left"]
+__all__ = ["cli", "faults", "no_process_left"]
 
 
 @pytest.fixture
