@@ -60,6 +60,7 @@ def summarise(
     readings: StageReadings | None = None,
     deltas: Deltas | None = None,
     slo: Mapping[str, float] | None = None,
+    window: Window | None = None,
 ) -> dict[str, Any]:
     """A stage as in ``summary.json``.
 
@@ -70,6 +71,7 @@ def summarise(
         readings: what is known beside; all unknown by default.
         deltas: chunks by request, and their times where gaps were saved (:func:`columns_of`).
         slo: limits in ms by ``ttft``, ``tpot``, ``e2e``; without any, goodput is null.
+        window: to summarise instead of the steady part (:func:`harness.measure.window.find_window`).
 
     Raises:
         ValueError: an SLO of another name.
@@ -79,7 +81,7 @@ def summarise(
     readings = readings or StageReadings()
     counts = count_tokens(trace, deltas)
     flow = spread_evenly(trace, counts) if deltas is None else by_delta(trace, counts, deltas)
-    window = find_window(trace, load, flow)
+    window = find_window(trace, load, flow) if window is None else window
     client = _client(trace, load, window, readings)
     healthy, faults = client_verdict(client)
     unsteady = window.reasons if window else ("no window: nothing was in flight before the planned end of the stage",)
