@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -56,6 +57,35 @@ def due_times_s(
         if duration_s is not None and times[-1] >= duration_s:
             break
     return times if duration_s is None else times[times < duration_s]
+
+
+def ramped_times_s(
+    start_per_s: float,
+    end_per_s: float,
+    *,
+    duration_s: float,
+    shape: Literal["linear", "exponential"],
+    rng: np.random.Generator,
+    arrival: Literal["constant", "poisson", "gamma"] = "poisson",
+    burstiness: float = 1.0,
+    requests: int | None = None,
+) -> Floats:
+    """Arrival times of a rate that moves from ``start_per_s`` to ``end_per_s`` over the stage; as :func:`due_times_s`.
+
+    Arrivals of rate 1 are drawn and carried through the inverse of the expected count (Cinlar, Introduction to Stochastic
+    Processes, 1975, section 4.7: the time change of an inhomogeneous Poisson process).
+    """
+    start, end, length = start_per_s, end_per_s, duration_s
+    if start == end:
+        return due_times_s(start, rng=rng, arrival=arrival, burstiness=burstiness, duration_s=length, requests=requests)
+    growth = math.log(end / start)
+    expected = (start + end) / 2 * length if shape == "linear" else (end - start) / growth * length
+    counts = due_times_s(1.0, rng=rng, arrival=arrival, burstiness=burstiness, duration_s=expected, requests=requests)
+    if shape == "linear":
+        # count(t) = start t + (end - start) t^2 / (2 length), solved for t without a difference of near numbers
+        slope = (end - start) / length
+        return 2 * counts / (start + np.sqrt(start * start + 2 * slope * counts))
+    return length / growth * np.log1p(counts * growth / (start * length))
 
 
 def ramp_up_s(users: int, ramp_up: float | None, duration_s: float | None) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibration.compare import KvPool, predict_wall
 from harness.load.controller import StageOutcome
+from harness.load.stages import mean_rate
 from harness.load.tally import Tally
 from harness.measure.from_records import columns_of
 from harness.measure.gaps import merged
@@ -150,7 +151,7 @@ def predicted_wall(probed: ProbeResult, profile: Profile) -> Prediction | None:
     if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
         return None
     assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
-    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
+    assert isinstance(stage.output_tokens, int), "a resolved stage has a number of output tokens"
     sizes = KvPool(
         usable_blocks=pool.usable_blocks,
         block_size=pool.block_size,
@@ -164,7 +165,7 @@ def load_of(stage: Stage, start_s: float) -> StageLoad:
     """What a resolved stage asks for, as measuring wants it."""
     planned_end_s = None if stage.duration is None else start_s + stage.duration
     if stage.request_rate is not None:
-        return StageLoad(request_rate=stage.request_rate, planned_end_s=planned_end_s)
+        return StageLoad(request_rate=mean_rate(stage), planned_end_s=planned_end_s)
     assert isinstance(stage.users, int), "a resolved stage has a number of users"
     return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=planned_end_s)
 

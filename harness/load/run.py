@@ -24,7 +24,7 @@ from harness.limits import allow_open_files
 from harness.load.account import add_server, description, predicted_wall, stage_summary
 from harness.load.controller import Fleet, StageOutcome, share
 from harness.load.orders import Setup
-from harness.load.stages import order_of
+from harness.load.stages import mean_rate, order_of
 from harness.load.tally import Tally
 from harness.measure.health import run_fault
 from harness.observe.probe import ProbeResult, probe
@@ -181,8 +181,9 @@ class Run:
         if isinstance(stage.users, int):
             return stage.users
         # open loop without a cap: as many as may pile up while a server hangs
-        seconds = stage.duration or (stage.requests or 0) / (stage.request_rate or 1.0)
-        return min(int((stage.request_rate or 0) * seconds), stage.requests or sys.maxsize)
+        rate = mean_rate(stage) or 0.0
+        seconds = stage.duration or (stage.requests or 0) / (rate or 1.0)
+        return min(int(rate * seconds), stage.requests or sys.maxsize)
 
     async def _setup(self, getter: Getter, probed: ProbeResult, profile: Profile) -> Setup:
         options = self._options

@@ -6,8 +6,8 @@ import numpy as np
 
 from harness.clock import NS_PER_S
 from harness.load.orders import StageOrder
-from loadprofiles.arrivals import due_times_s, ramp_up_s, start_times_s
-from loadprofiles.profile import Stage
+from loadprofiles.arrivals import due_times_s, ramp_up_s, ramped_times_s, start_times_s
+from loadprofiles.profile import RateRamp, Stage
 
 #: a stage that ends by count ends after this long all the same
 COUNT_BOUND_S = 3600.0
@@ -23,7 +23,7 @@ def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: flo
         grace_s: how long requests in flight may go on after the planned end.
     """
     assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
-    assert stage.output_tokens is not None, "a resolved stage has a number of output tokens"
+    assert isinstance(stage.output_tokens, int), "a resolved stage has a number of output tokens"
     assert stage.users is None or isinstance(stage.users, int), "a resolved stage has a number of users"
     end_ns = None if stage.duration is None else start_ns + int(stage.duration * NS_PER_S)
     bound_ns = end_ns if end_ns is not None else start_ns + int(COUNT_BOUND_S * NS_PER_S)
@@ -36,14 +36,7 @@ def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: flo
         spread_s = ramp_up_s(stage.users, stage.ramp_up, stage.duration)
         user_start_ns = _absolute(start_times_s(stage.users, spread_s), start_ns)
     else:
-        due = due_times_s(
-            stage.request_rate,
-            rng=np.random.default_rng((seed, index)),
-            arrival=stage.arrival,
-            burstiness=stage.burstiness,
-            duration_s=stage.duration,
-            requests=stage.requests,
-        )
+        due = _arrivals_s(stage, np.random.default_rng((seed, index)))
         due_ns = _absolute(due, start_ns)
     return StageOrder(
         index=index,
@@ -60,6 +53,37 @@ def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: flo
         max_in_flight=stage.users if stage.request_rate is not None else None,
         open_loop=stage.request_rate is not None,
     )
+
+
+def _arrivals_s(stage: Stage, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """When the requests of an open-loop stage are due, seconds from its start."""
+    rate = stage.request_rate
+    assert rate is not None
+    if isinstance(rate, RateRamp):
+        assert stage.duration is not None, "a ramp of the rate has a duration"
+        return ramped_times_s(
+            rate.ramp.start,
+            rate.ramp.end,
+            duration_s=stage.duration,
+            shape=rate.ramp.shape,
+            rng=rng,
+            arrival=stage.arrival,
+            burstiness=stage.burstiness,
+            requests=stage.requests,
+        )
+    return due_times_s(
+        rate,
+        rng=rng,
+        arrival=stage.arrival,
+        burstiness=stage.burstiness,
+        duration_s=stage.duration,
+        requests=stage.requests,
+    )
+
+
+def mean_rate(stage: Stage) -> float | None:
+    """Mean arrivals a second of a stage; None of users."""
+    return stage.request_rate.mean if isinstance(stage.request_rate, RateRamp) else stage.request_rate
 
 
 def _absolute(times_s: np.ndarray[tuple[int], np.dtype[np.float64]], start_ns: int) -> list[int]:
