@@ -162,6 +162,8 @@ class Architecture:
     dtype: str
     #: vLLM's max_model_len when none is asked: position limit, rope scaling, LongRoPE's original length
     context: int = 0
+    #: neither the configuration nor its class knows a position limit: vLLM takes any max_model_len
+    takes_any_length: bool = False
     #: elements of one row of the rotary embedding's table (cosines and sines); 0 without rope
     rope_dim: int = 0
     #: weight format the checkpoint itself declares (``quantization_config``), as the config states it; None: 16-bit

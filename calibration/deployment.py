@@ -61,6 +61,9 @@ class Deployment:
     concurrent_batches: int
     given: frozenset[str]
     warnings: tuple[str, ...] = ()
+    #: what a server was seen to take beside weights and pool, less the prior, on each GPU; None: nobody looked
+    #: (:mod:`calibration.memory_correction`)
+    overhead_correction_bytes: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -106,6 +109,7 @@ def resolve_deployment(
     hybrid_kv_cache_manager: bool = True,
     enforce_eager: bool = False,
     mamba_ssm_cache_dtype: str | None = None,
+    overhead_correction_bytes: int | None = None,
 ) -> Deployment:
     """A complete deployment; None asks for vLLM's default.
 
@@ -114,6 +118,7 @@ def resolve_deployment(
         weights, kv: formats by name; "auto" takes what the checkpoint declares.
         kv_cache_memory_bytes: bytes of the pool on one GPU; it bypasses the memory profile, as in vLLM.
         mamba_ssm_cache_dtype: dtype of recurrent states; None: the model's own, float32 on CPU.
+        overhead_correction_bytes: what a server was seen to take more, on each GPU, than the prior of the overhead says.
 
     Raises:
         InputError: a value that cannot be, or that vLLM refuses at start: key, value, what was expected.
@@ -179,6 +184,7 @@ def resolve_deployment(
         concurrent_batches=vllm_defaults.concurrent_batches(version, kind, pp),
         given=given,
         warnings=_warnings(architecture, version_text, version, kind, mamba_ssm_cache_dtype),
+        overhead_correction_bytes=overhead_correction_bytes,
     )
 
 
@@ -232,11 +238,18 @@ def _check_parallel(architecture: Architecture, tp: int, pp: int, expert_paralle
 def _dtype(asked: str | None, architecture: Architecture) -> str:
     """Activations' dtype. "auto" is the checkpoint's, but bfloat16 for a float32 one (vLLM ``_resolve_auto_dtype``)."""
     names = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32", "fp32": "float32"}
+    half_refused = architecture.name in vllm_defaults.NO_FLOAT16
     if asked in (None, "auto"):
-        return "bfloat16" if architecture.dtype == "float32" else architecture.dtype
+        own = architecture.dtype
+        return "bfloat16" if own == "float32" or (own == "float16" and half_refused) else own
     name = names.get(str(asked), str(asked))
     if name not in ("bfloat16", "float16", "float32"):
         raise InputError(f"dtype = {asked!r}, expected auto, bfloat16, float16 or float32")
+    if name == "float16" and half_refused:
+        raise InputError(
+            f"dtype = {asked!r}, expected bfloat16 or float32: vLLM refuses float16 for {architecture.name}, as "
+            "numerically unstable"
+        )
     return name
 
 
@@ -290,7 +303,7 @@ def _context(asked: int | None, architecture: Architecture) -> int:
         return architecture.context
     _at_least("max_model_len", asked, 1)
     limit = max(architecture.context, architecture.max_position_embeddings)
-    if asked > limit:
+    if asked > limit and not architecture.takes_any_length:
         raise InputError(f"max_model_len = {asked}, expected at most the model's {limit}")
     return asked
 

@@ -148,22 +148,39 @@ def _rope_parameters(config: HfConfig) -> list[Mapping[str, Any]]:
     return nested or [value]
 
 
+#: keys under which configurations state how many positions they know (vLLM 0.32 ``derive_max_model_len_and_key``)
+_POSITION_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+
+
+def states_positions(config: HfConfig) -> bool:
+    """Does the configuration itself state a position limit?"""
+    return any(config.has(key) for key in (*_POSITION_KEYS, "model_max_length"))
+
+
 def context_of(config: HfConfig, model_type: str, default: int = 2048) -> int:
     """vLLM's ``max_model_len`` when none is asked for, tokens: the smallest position limit, times the factor of rope
-    types that are not yet in it; LongRoPE starts at its original length (vLLM 0.32 ``_get_and_verify_max_len``);
-    ``default`` where the configuration states no limit.
+    types that are not yet in it; LongRoPE starts at its original length (vLLM 0.32 ``_get_and_verify_max_len``).
+
+    ``default`` is what the configuration's class has for ``max_position_embeddings``: one of the limits where the
+    configuration does not state that key.
     """
-    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-    limits = [config.integer(key) for key in keys if config.has(key)]
-    context: float = (
-        config.integer("model_max_length") if config.has("model_max_length") else min(limits, default=default)
-    )
+    limits = [config.integer(key) for key in _POSITION_KEYS if config.has(key)]
+    if not config.has("max_position_embeddings"):
+        limits.append(default)
+    context: float = config.integer("model_max_length") if config.has("model_max_length") else min(limits)
     ropes = _rope_parameters(config)
     kinds = [str(r.get("rope_type", r.get("type", "default"))) for r in ropes]
     if "gemma3" not in model_type:
-        for rope, kind in zip(ropes, kinds, strict=True):
-            if kind not in _ROPE_ALREADY_SCALED:
-                context *= float(rope.get("factor") or 1.0)
+        # where layer types have a rope each, the last factor counts
+        factors = [
+            rope.get("factor") or 1.0
+            for rope, kind in zip(ropes, kinds, strict=True)
+            if kind not in _ROPE_ALREADY_SCALED
+        ]
+        context *= float(factors[-1]) if factors else 1.0
     if "longrope" in kinds or "su" in kinds:
         return config.integer("original_max_position_embeddings", int(context))
     return int(context)

@@ -46,6 +46,8 @@ class Overhead:
     rotary_bytes: int
     runtime_bytes: int
     cuda_graph_bytes: int
+    #: what a server showed beyond these terms; None where they stand alone, as a prior
+    correction_bytes: int | None = None
 
     @property
     def activation_bytes(self) -> int:
@@ -54,16 +56,21 @@ class Overhead:
 
     @property
     def total_bytes(self) -> int:
-        return self.activation_bytes + self.rotary_bytes + self.runtime_bytes + self.cuda_graph_bytes
+        prior = self.activation_bytes + self.rotary_bytes + self.runtime_bytes + self.cuda_graph_bytes
+        return prior + (self.correction_bytes or 0)
 
     @property
     def low_bytes(self) -> int:
-        """The total less its spread."""
+        """The total less its spread; none where a server showed it."""
+        if self.correction_bytes is not None:
+            return self.total_bytes
         graphs = CUDA_GRAPH_RANGE_BYTES[0] if self.cuda_graph_bytes else 0
         return max(0, self.total_bytes - SPREAD_BYTES - self.cuda_graph_bytes + graphs)
 
     @property
     def high_bytes(self) -> int:
+        if self.correction_bytes is not None:
+            return self.total_bytes
         graphs = CUDA_GRAPH_RANGE_BYTES[1] if self.cuda_graph_bytes else 0
         return self.total_bytes + SPREAD_BYTES - self.cuda_graph_bytes + graphs
 
@@ -86,6 +93,7 @@ def _overhead(deployment: Deployment, *, is_last: bool) -> Overhead:
         rotary_bytes=deployment.dtype_bytes * architecture.rope_dim * architecture.max_position_embeddings,
         runtime_bytes=RUNTIME_SEVERAL_GPUS_BYTES if several else RUNTIME_ONE_GPU_BYTES,
         cuda_graph_bytes=CUDA_GRAPH_BYTES if graphs else 0,
+        correction_bytes=deployment.overhead_correction_bytes,
     )
 
 

@@ -36,6 +36,9 @@ _TIER_160_GIB: Version = (0, 28, 0)
 
 #: architectures that a later vLLM dropped: name -> first version without it (registry.py, _PREVIOUSLY_SUPPORTED_MODELS)
 DROPPED: dict[str, Version] = {"BambaForCausalLM": (0, 24, 0)}
+#: architectures that are refused in float16, being numerically unstable in it (config/model.py,
+#: _FLOAT16_NOT_SUPPORTED_MODELS: the model types gemma2, gemma3 and gemma3_text, and glm4, which is not known here)
+NO_FLOAT16 = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
 
 def parse_version(text: str) -> Version:

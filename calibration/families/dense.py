@@ -35,6 +35,16 @@ def windowed(shape: Attention, window: int | None, kind: str = "sliding") -> Att
     return Attention("sliding", shape.heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, window)
 
 
+def model_window(config: HfConfig, default: int | None = None) -> int | None:
+    """The window of every layer that names none itself, vLLM's ``CacheConfig.sliding_window``: the one the configuration
+    states, if it has no layer types or only sliding ones (0.32 ``EngineArgs.create_engine_config``). It counts for models
+    whose own code knows no window, too."""
+    names = config.items("layer_types")
+    if names is not None and any(name != "sliding_attention" for name in names):
+        return None
+    return config.optional_integer("sliding_window", default, minimum=0)
+
+
 #: names of layer types in ``layer_types`` and its predecessors
 _LAYER_TYPES = {
     "full_attention": "full",
@@ -98,7 +108,7 @@ def granite(config: HfConfig, tied: bool) -> Shape:
 
 
 def phi3(config: HfConfig, tied: bool) -> Shape:
-    return _plain(config, tied, heads_of(config), None, config.optional_integer("sliding_window", minimum=0))
+    return _plain(config, tied, heads_of(config), None, model_window(config))
 
 
 def qwen2(config: HfConfig, tied: bool) -> Shape:

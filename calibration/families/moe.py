@@ -9,7 +9,7 @@ from functools import cache
 from calibration.architecture import Attention, Experts, Layer, Weight
 from calibration.errors import Unsupported
 from calibration.families import parts
-from calibration.families.dense import Shape, heads_of, layer_kinds, outside, repeat, windowed
+from calibration.families.dense import Shape, heads_of, layer_kinds, model_window, outside, repeat, windowed
 from calibration.hf_config import HfConfig
 
 
@@ -30,7 +30,7 @@ def experts_of(config: HfConfig, *keys: str, default: int | None = None, top_k: 
 def mixtral(config: HfConfig, tied: bool) -> Shape:
     """Mixtral: every layer is MoE; a ``sliding_window``, where stated, holds for every layer."""
     hidden = config.integer("hidden_size")
-    shape = windowed(heads_of(config, kv_default=8), config.optional_integer("sliding_window", minimum=0))
+    shape = windowed(heads_of(config, kv_default=8), model_window(config))
     experts = experts_of(config, default=8, top_k=2)
     layer = Layer(
         shape,
@@ -52,12 +52,9 @@ def sparse_layers(config: HfConfig) -> list[bool]:
     return [step > 0 and index not in dense and (index + 1) % step == 0 for index in range(layers)]
 
 
-def qwen_moe(config: HfConfig, tied: bool, *, version: int) -> Shape:
+def qwen_moe(config: HfConfig, tied: bool, window: int | None, *, version: int) -> Shape:
     """Qwen2-MoE (biases, one shared expert) and Qwen3-MoE (q/k norms, none)."""
     hidden = config.integer("hidden_size")
-    window = (
-        config.optional_integer("sliding_window", 4096, minimum=0) if config.flag("use_sliding_window", False) else None
-    )
     shape = windowed(heads_of(config, kv_default=4 if version == 3 else 16), window)
     experts = experts_of(config, "num_experts", "num_local_experts", default=128 if version == 3 else 60)
     bias = config.flag("qkv_bias", True) if version == 2 else config.flag("attention_bias", False)
@@ -83,12 +80,24 @@ def qwen_moe(config: HfConfig, tied: bool, *, version: int) -> Shape:
     return repeat(len(sparse), lambda i: layer(sparse[i])), outside(config, tied)
 
 
+def _asked_window(config: HfConfig) -> int | None:
+    return model_window(config, 4096) if config.flag("use_sliding_window", False) else None
+
+
 def qwen2_moe(config: HfConfig, tied: bool) -> Shape:
-    return qwen_moe(config, tied, version=2)
+    """Qwen2-MoE. Its configuration class makes every second layer sliding where no types are stated, and vLLM's layers
+    know no window of their own: such a mixture is full attention throughout."""
+    types_stated = config.has("layer_types") or config.integer("num_hidden_layers") == 1
+    return qwen_moe(config, tied, _asked_window(config) if types_stated else None, version=2)
 
 
 def qwen3_moe(config: HfConfig, tied: bool) -> Shape:
-    return qwen_moe(config, tied, version=3)
+    return qwen_moe(config, tied, _asked_window(config), version=3)
+
+
+def qwen3_vl_moe(config: HfConfig, tied: bool) -> Shape:
+    """The text model of Qwen3-VL-MoE: its configuration knows no ``use_sliding_window``."""
+    return qwen_moe(config, tied, model_window(config), version=3)
 
 
 def gpt_oss(config: HfConfig, tied: bool) -> Shape:
@@ -185,7 +194,7 @@ def deepseek(config: HfConfig, tied: bool) -> Shape:
 def glm4_moe(config: HfConfig, tied: bool) -> Shape:
     """GLM-4.5: grouped attention with biases (and q/k norms in the large one), MoE as DeepSeek's."""
     hidden = config.integer("hidden_size")
-    shape = heads_of(config, kv_default=8, head_dim_default=128)
+    shape = windowed(heads_of(config, kv_default=8, head_dim_default=128), model_window(config))
     heads = parts.attention(
         hidden,
         shape,
@@ -219,7 +228,7 @@ def _first_dense(config: HfConfig, tied: bool, shape: Attention, heads: tuple[We
 def minimax_m2(config: HfConfig, tied: bool) -> Shape:
     """MiniMax-M2: full attention with q/k norms over the whole projection; every layer is MoE."""
     hidden = config.integer("hidden_size", 3072)
-    shape = heads_of(config, kv_default=8, head_dim_default=128)
+    shape = windowed(heads_of(config, kv_default=8, head_dim_default=128), model_window(config))
     if config.has("attn_type_list") and any(kind != 1 for kind in config.items("attn_type_list") or []):
         kinds = sorted(set(config.items("attn_type_list") or []))
         raise Unsupported(f"{config.source}: attention types {kinds} in attn_type_list are unknown", "known: 1 (full)")
@@ -245,7 +254,8 @@ def granite_moe(config: HfConfig, tied: bool) -> Shape:
     bias = config.flag("attention_bias", False)
     names = config.items("layer_types", config.integer("num_hidden_layers"))
     window = config.optional_integer("sliding_window", minimum=0)
-    kinds = layer_kinds(config, names) if names else ["full"] * config.integer("num_hidden_layers")
+    # without types a stated window holds for all (CacheConfig.sliding_window)
+    kinds = layer_kinds(config, names) if names else ["sliding"] * config.integer("num_hidden_layers")
 
     @cache
     def layer(kind: str) -> Layer:

@@ -15,6 +15,7 @@ from calibration.hf_config import (
     open_config,
     quantization_of,
     rope_dim_of,
+    states_positions,
     tied_embeddings,
 )
 
@@ -39,7 +40,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "MixtralForCausalLM": ("moe", "mixtral"),
     "Qwen2MoeForCausalLM": ("moe", "qwen2_moe"),
     "Qwen3MoeForCausalLM": ("moe", "qwen3_moe"),
-    "Qwen3VLMoeForConditionalGeneration": ("moe", "qwen3_moe"),
+    "Qwen3VLMoeForConditionalGeneration": ("moe", "qwen3_vl_moe"),
     "GptOssForCausalLM": ("moe", "gpt_oss"),
     "Llama4ForCausalLM": ("moe", "llama4"),
     "Llama4ForConditionalGeneration": ("moe", "llama4"),
@@ -64,17 +65,40 @@ _FAMILIES: dict[str, tuple[str, str]] = {
 #: architectures whose embeddings are tied where the configuration does not say
 _TIED = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
-#: position limits of the configuration classes whose checkpoints leave them out (transformers 5.19)
+#: position limits the configuration classes give checkpoints that state none (transformers 5.19); 2,048 for the others
 _POSITIONS = {
+    "BambaForCausalLM": 262144,
+    "DeepseekV3ForCausalLM": 4096,
+    "FalconH1ForCausalLM": 8192,
     "Gemma2ForCausalLM": 8192,
     "Gemma3ForCausalLM": 131072,
     "Gemma3ForConditionalGeneration": 131072,
+    "Glm4MoeForCausalLM": 131072,
     "GptOssForCausalLM": 131072,
+    "KimiK25ForConditionalGeneration": 4096,
     "Llama4ForCausalLM": 131072,
     "Llama4ForConditionalGeneration": 131072,
+    "MiniMaxM2ForCausalLM": 196608,
+    "Mistral3ForConditionalGeneration": 131072,
     "MistralForCausalLM": 131072,
     "MixtralForCausalLM": 131072,
+    "NemotronHForCausalLM": 4096,
+    "Phi3ForCausalLM": 4096,
+    "Qwen2ForCausalLM": 32768,
+    "Qwen2MoeForCausalLM": 32768,
+    "Qwen2_5_VLForConditionalGeneration": 32768,
+    "Qwen3ForCausalLM": 32768,
+    "Qwen3MoeForCausalLM": 32768,
+    "Qwen3NextForCausalLM": 32768,
+    "Qwen3VLForConditionalGeneration": 128000,
+    "Qwen3VLMoeForConditionalGeneration": 128000,
+    "Qwen3_5ForCausalLM": 32768,
+    "Qwen3_5ForConditionalGeneration": 32768,
+    "Qwen3_5MoeForCausalLM": 32768,
+    "Qwen3_5MoeForConditionalGeneration": 32768,
 }
+#: architectures whose configuration class knows no position limit: vLLM takes any length, and 2,048 where none is asked
+_NO_LIMIT = frozenset({"Mamba2ForCausalLM"})
 
 
 def known_architectures() -> list[str]:
@@ -137,6 +161,7 @@ def _assemble(
         tie_word_embeddings=tied,
         dtype=dtype_of(config),
         context=context,
+        takes_any_length=name in _NO_LIMIT and not states_positions(config),
         rope_dim=_rope_dim(config, attention),
         quantization=quantization_of(config),
         unsized_parts=("vision tower",) if "vision_config" in config.outer else (),

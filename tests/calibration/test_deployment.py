@@ -178,6 +178,23 @@ def test_auto_dtype_is_the_checkpoints_but_bfloat16_for_float32() -> None:
     assert on_cpu(read_config(config, "x"), dtype="float32").dtype_bytes == 4
 
 
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_what_is_unstable_in_float16_is_refused_in_it(case: str) -> None:
+    model = read_config({**next(c["config"] for c in CASES if c["id"].startswith(case)), "dtype": "float16"}, case)
+    with pytest.raises(InputError, match="dtype = 'fp16', expected bfloat16 or float32"):
+        on_cpu(model, dtype="fp16")
+    assert on_cpu(model).dtype == "bfloat16"
+
+
+def test_a_model_without_a_position_limit_takes_any_length() -> None:
+    config = next(c["config"] for c in CASES if c["config"]["architectures"] == ["Mamba2ForCausalLM"])
+    free = read_config({key: value for key, value in config.items() if key != "max_position_embeddings"}, "x")
+    assert on_cpu(free).max_model_len == 2048
+    assert on_cpu(free, max_model_len=9_000).max_model_len == 9_000
+    with pytest.raises(InputError, match="max_model_len = 9000, expected at most the model's 1000"):
+        on_cpu(read_config({**config, "max_position_embeddings": 1000}, "x"), max_model_len=9_000)
+
+
 def test_weights_named_like_the_checkpoints_format_take_its_coverage() -> None:
     assert on("h200-sxm", "deepseek-v3", tp=8, weights="fp8").weights.name == "fp8-block"
     scout = on(model="RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", tp=4, weights="fp8")

@@ -229,6 +229,46 @@ def test_the_smallest_length_key_or_the_tokenizer_length_decides_the_context() -
     assert read_config({**without, "architectures": ["MistralForCausalLM"]}, "x").context == 131072
 
 
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        *(("Qwen3ForCausalLM", 32768), ("DeepseekV3ForCausalLM", 4096), ("FalconH1ForCausalLM", 8192)),
+        *(("Qwen3NextForCausalLM", 32768), ("MiniMaxM2ForCausalLM", 196608), ("GraniteMoeForCausalLM", 2048)),
+    ],
+)
+def test_a_missing_position_limit_is_the_one_of_the_configurations_class(name: str, limit: int) -> None:
+    configs = json.loads((DATA / "pool_configs.json").read_text()).values()
+    config = next(c for c in configs if c["architectures"] == [name])
+    without = {key: value for key, value in config.items() if key != "max_position_embeddings"}
+    assert read_config(without, "x").context == limit
+    # the class's limit stays one of several
+    assert read_config({**without, "seq_length": 1000}, "x").context == 1000
+    assert read_config({**without, "seq_length": 10**6}, "x").context == limit
+
+
+@pytest.mark.parametrize("model", ["mixtral", "granite_moe", "granite_moe_shared", "glm4_moe", "minimax_m2", "phi3"])
+def test_a_stated_window_holds_for_every_layer_of_a_model_without_layer_types(model: str) -> None:
+    config = json.loads((DATA / "pool_configs.json").read_text())[model] | {"sliding_window": 300}
+    assert {a.window for a in read_config(config, "x").attention_layers} == {300}
+    layers = config["num_hidden_layers"]
+    if model != "phi3":
+        mixed = {**config, "layer_types": ["full_attention"] + ["sliding_attention"] * (layers - 1)}
+        own = {None, 300} if model.startswith("granite") else {None}
+        assert {a.window for a in read_config(mixed, "x").attention_layers} == own
+    assert {a.window for a in read_config({**config, "sliding_window": 0}, "x").attention_layers} == {None}
+
+
+def test_windows_of_qwen_mixtures_are_those_of_their_configuration_classes() -> None:
+    configs = json.loads((DATA / "pool_configs.json").read_text())
+    asked = {"sliding_window": 300, "use_sliding_window": True}
+    found = {model: read_config(configs[model] | asked, "x") for model in ("qwen2_moe", "qwen3_moe")}
+    assert {a.window for a in found["qwen2_moe"].attention_layers} == {None}
+    assert {a.window for a in found["qwen3_moe"].attention_layers} == {300}
+    text = configs["qwen3_vl_moe"]["text_config"] | {"sliding_window": 300, "use_sliding_window": False}
+    seen = read_config(configs["qwen3_vl_moe"] | {"text_config": text}, "x")
+    assert {a.window for a in seen.attention_layers} == {300}
+
+
 def test_the_few_keys_of_a_published_gemma_3_are_completed_by_its_class() -> None:
     text = {
         "hidden_size": 2560,

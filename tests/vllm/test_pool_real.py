@@ -145,12 +145,32 @@ def options() -> Iterator[Start]:
         yield Start(name, "mamba2", sized("--enable-prefix-caching", *asked))
     yield Start("long context", "deepseek_v3", sized(length=8192))
     yield Start("as many sequences as tokens", llama, sized(step=999, seqs=999, length=999))
-    for model in ("mixtral", "phi3", "granite_moe", "glm4_moe", "minimax_m2"):
-        yield Start("window of 300", model, sized(), changes=(("sliding_window", 300),))
-    for model in ("qwen3", "deepseek_v3", "falcon_h1", "qwen3_next"):
-        yield Start("no position limit", model, defaults(), changes=(("max_position_embeddings", None),))
+    yield from strays()
     only_states = (("layer_types", ["linear_attention"] * 8),)
     yield Start("without attention", "qwen3_next", sized(), changes=only_states)
+
+
+def strays() -> Iterator[Start]:
+    """Keys that a family does not use, or leaves out."""
+    for model in ("mixtral", "phi3", "granite_moe", "granite_moe_shared", "glm4_moe", "minimax_m2", "deepseek_v3"):
+        yield Start("window of 300", model, sized(), changes=(("sliding_window", 300),))
+    asked = (("sliding_window", 300), ("use_sliding_window", True))
+    for model in ("qwen2_moe", "qwen3_moe"):
+        yield Start("window of 300", model, sized(), changes=asked)
+    text = CONFIGS["qwen3_vl_moe"]["text_config"] | {"sliding_window": 300}
+    yield Start("window of 300", "qwen3_vl_moe", sized(), changes=(("text_config", text),))
+    mixed = ["full_attention", "sliding_attention"] * (CONFIGS["granite_moe"]["num_hidden_layers"] // 2)
+    for model in ("granite_moe", "mixtral"):
+        changes = (("sliding_window", 300), ("layer_types", mixed))
+        yield Start("window on some layers", model, sized(), changes=changes)
+    unlimited = ("qwen2", "qwen3", "phi3", "glm4_moe", "minimax_m2", "deepseek_v3", "nemotron_h_dense")
+    for model in (*unlimited, "falcon_h1", "qwen3_next", "mamba2"):
+        yield Start("no position limit", model, defaults(pool=1_000_000_000), changes=(("max_position_embeddings", None),))
+    yield Start(
+        "no limit but the one asked", "mamba2", sized(length=9000), changes=(("max_position_embeddings", None),)
+    )
+    other = (("max_position_embeddings", None), ("seq_length", 1000))
+    yield Start("another limit", "llama_gqa_kv2", defaults(), changes=other)
 
 
 @dataclass(frozen=True)
@@ -201,27 +221,6 @@ def refusals() -> Iterator[Refused]:
 STARTS = [*grid(), *options()]
 REFUSALS = [*refusals()]
 
-_POSITIONS = (
-    "a missing max_position_embeddings is read as 2,048 where the model's transformers class has another default"
-)
-_WINDOW = (
-    "vLLM puts a sliding_window on every layer of a model that names none itself; the family's reader does not look"
-)
-_FLOAT16 = "vLLM refuses float16 for Gemma 2 and 3 (_FLOAT16_NOT_SUPPORTED_MODELS); the plan takes it"
-#: where the plan is known to differ from vLLM, and why; a difference that is gone fails the test
-MISMATCHES = {
-    **{f"{model}-no position limit": _POSITIONS for model in ("qwen3", "deepseek_v3", "falcon_h1", "qwen3_next")},
-    **{f"{model}-window of 300": _WINDOW for model in ("granite_moe", "glm4_moe", "minimax_m2")},
-    **{f"{model}-float16": _FLOAT16 for model in ("gemma2_7_layers", "gemma3_12_layers")},
-}
-
-
-def listed(starts: Iterable[Start]) -> list[Any]:
-    """Starts as parameters; known mismatches are expected to fail."""
-    differs = (AssertionError, pytest.fail.Exception)
-    marks = {id_: [pytest.mark.xfail(reason=reason, raises=differs, strict=True)] for id_, reason in MISMATCHES.items()}
-    return [pytest.param(start, id=start.id, marks=marks.get(start.id, [])) for start in starts]
-
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
@@ -261,7 +260,7 @@ def states_of(answer: Answer) -> tuple[str, ...]:
 
 
 @once
-@pytest.mark.parametrize("start", listed(STARTS))
+@pytest.mark.parametrize("start", STARTS, ids=lambda start: start.id)
 def test_the_pool_is_vllms_to_the_block_and_token(start: Start, answers: dict[str, Answer], tmp_path: Path) -> None:
     answer = answers[start.id]
     if "FP8 KV cache on CPU requires" in answer.get("refusal", ""):
@@ -279,7 +278,7 @@ def test_the_pool_is_vllms_to_the_block_and_token(start: Start, answers: dict[st
 
 
 @once
-@pytest.mark.parametrize("start", listed(REFUSALS))
+@pytest.mark.parametrize("start", REFUSALS, ids=lambda start: start.id)
 def test_what_vllm_refuses_is_refused_for_its_reason(
     start: Refused, answers: dict[str, Answer], tmp_path: Path
 ) -> None:
@@ -296,4 +295,3 @@ def test_every_known_architecture_is_held_against_vllm() -> None:
     assert sorted({config["architectures"][0] for config in CONFIGS.values()}) == known_architectures()
     ids = [start.id for start in (*STARTS, *REFUSALS)]
     assert len(ids) == len(set(ids))
-    assert set(MISMATCHES) <= set(ids)
