@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, HelpFormatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibration.errors import InputError
-from harness.cli import plan_limits, plan_write
+from harness.cli import plan_limits, plan_probe, plan_write
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -36,7 +36,6 @@ PRESETS: dict[str, tuple[str, str, int, str]] = {
 _PASSED_ON = (
     "device",
     "vllm_version",
-    "dp",
     "expert_parallel",
     "dtype",
     "max_model_len",
@@ -67,14 +66,13 @@ def options() -> ArgumentParser:
     add("--preset", metavar="NAME", help=f"a common setup: {', '.join(PRESETS)}")
     add("--tp", "--tensor-parallel-size", metavar="N[,N]", help="tensor parallelism (1); several are compared")
     add("--pp", "--pipeline-parallel-size", metavar="N[,N]", help="pipeline parallelism (1); several are compared")
-    add("--dp", "--data-parallel-size", type=int, metavar="N", default=1, help="replicas side by side (1)")
+    add("--dp", "--data-parallel-size", type=int, metavar="N", help="replicas side by side (1)")
     add("--enable-expert-parallel", dest="expert_parallel", action="store_true", help="whole experts on each rank")
     add("--weights", metavar="FORMAT[,FORMAT]", help="bf16, fp16, fp8, int8, int4, mxfp4, nvfp4 (the checkpoint's)")
     add(
         "--kv",
         "--kv-cache-dtype",
         metavar="DTYPE[,DTYPE]",
-        default="auto",
         help="auto, bf16, fp8, fp8_e5m2, fp8_ds_mla ...",
     )
     add("--dtype", metavar="DTYPE", help="activations: auto, bfloat16, float16, float32 (auto)")
@@ -84,6 +82,7 @@ def options() -> ArgumentParser:
     add("--output-tokens", type=int, metavar="TOKENS", help="mean output, with --prompt-tokens")
     plan_limits.add_options(parser)
     _add_engine(parser)
+    plan_probe.add_options(parser)
     add = parser.add_argument_group("output").add_argument
     add("--explain", action="store_true", help="which physics decided each number, in plain words")
     add("--json", action="store_true", help="one JSON document on standard output and nothing else")
@@ -158,10 +157,14 @@ def run(argv: list[str]) -> None:
     from calibration.plan import make_plan
 
     asked = options().parse_args(argv)
+    server = plan_probe.ask(asked)
+    if server is not None and asked.model is None:
+        asked.model = plan_probe.model_of(server)
     model, gpus, tps, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
     build, load_of = _builders(asked, model)
     pps, kvs = plan_limits.several_numbers("pp", asked.pp), plan_limits.several(asked.kv, "auto")
     slo = plan_limits.parse_slo(asked.slo)
+    corrected = None
     if asked.fit:
         from calibration.candidates import smallest_fit
 
@@ -170,16 +173,20 @@ def run(argv: list[str]) -> None:
         from calibration.candidates import choices, compare
 
         plan_write.refuse_several(asked)
+        plan_probe.refuse_several(asked)
         _print_comparison(compare(choices(gpus, tps, pps, weights, kvs), build, load_of, slo), asked.json)
         return
     else:
         deployment = build(gpus[0], tps[0], pps[0], weights[0], kvs[0])
+        if server is not None:
+            corrected = plan_probe.correct(server, deployment)
+            deployment = corrected.correction.deployment
         plan = make_plan(deployment, load_of(deployment))
     sizing = plan_limits.sizing_of(plan, asked)
     if asked.json:
-        _print_json(plan, sizing)
+        _print_json({**_document(plan, sizing), **plan_probe.document(corrected)})
     else:
-        _print(plan, sizing, asked.explain)
+        _print(plan, sizing, asked.explain, corrected)
     plan_write.write(asked, model, plan)
 
 
@@ -201,6 +208,7 @@ def _builders(asked: Namespace, model: str) -> tuple[Build, LoadOf]:
             weights=weights,
             kv=kv,
             kv_cache_memory_bytes=memory,
+            dp=1 if asked.dp is None else asked.dp,
             **{name: getattr(asked, name) for name in _PASSED_ON},
         )
 
@@ -234,26 +242,28 @@ def _with_preset(
     return name, gpus, tps, plan_limits.several(weights, chosen[3])
 
 
-def _print_json(plan: Plan, sizing: Sizing | None) -> None:
-    from json import dumps
-
+def _document(plan: Plan, sizing: Sizing | None) -> dict[str, Any]:
     from harness.cli.plan_view import document
 
-    sys.stdout.write(dumps(document(plan, sizing), indent=2, allow_nan=False) + "\n")
+    return document(plan, sizing)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    from json import dumps
+
+    sys.stdout.write(dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _print_comparison(candidates: list[Candidate], as_json: bool) -> None:
     if as_json:
-        from json import dumps
-
-        sys.stdout.write(dumps(plan_limits.comparison_json(candidates), indent=2, allow_nan=False) + "\n")
+        _print_json(plan_limits.comparison_json(candidates))
         return
     from rich.console import Console
 
     Console(highlight=False).print(plan_limits.comparison_table(candidates), markup=False)
 
 
-def _print(plan: Plan, sizing: Sizing | None, explain: bool) -> None:
+def _print(plan: Plan, sizing: Sizing | None, explain: bool, corrected: plan_probe.Corrected | None) -> None:
     from rich.console import Console
 
     from harness.cli.plan_view import bar, headline, sentence, tables
@@ -266,6 +276,8 @@ def _print(plan: Plan, sizing: Sizing | None, explain: bool) -> None:
         for table in plan_limits.point_tables(sizing):
             console.print(table, "", sep="\n", markup=False)
     console.print(sentence(plan, sizing), markup=False)
+    if corrected is not None:
+        console.print(plan_probe.sentence(corrected.correction), markup=False)
     # the sentence has said why it does not fit
     for warning in plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]:
         console.print(f"note: {warning}", markup=False)

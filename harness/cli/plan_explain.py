@@ -47,6 +47,11 @@ def _overhead(plan: Plan) -> str:
         f"logits each takes {overhead.sampler_bytes:,} bytes, the widest layer {overhead.forward_bytes:,}; the larger "
         f"counts, and hidden states of {overhead.hidden_bytes:,} stay beside it. Lowering max_num_seqs gives memory back. "
         f"CUDA context and communication take {overhead.runtime_bytes:,}, graphs {overhead.cuda_graph_bytes:,}."
+        + (
+            ""
+            if overhead.correction_bytes is None
+            else f" The server takes {overhead.correction_bytes:+,} beside that."
+        )
     )
 
 

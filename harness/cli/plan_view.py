@@ -204,6 +204,8 @@ def _overhead_meaning(plan: Plan) -> str:
     overhead = plan.memory.tightest.overhead
     if overhead is None:
         return ""
+    if overhead.correction_bytes is not None:
+        return f"what the server leaves beside weights and pool; the prior, {overhead.correction_bytes / GIB:+.2f} GiB"
     low, high = _gib(overhead.low_bytes), _gib(overhead.high_bytes)
     return f"activations {_gib(overhead.activation_bytes)}, runtime {_gib(overhead.runtime_bytes)}; {low} to {high}"
 

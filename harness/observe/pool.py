@@ -21,6 +21,8 @@ class Pool(BaseModel):
     usable_tokens: int | None = None
     kv_cache_dtype: str | None = None
     kv_cache_memory_bytes: int | None = None
+    #: set where the operator gave the number of blocks
+    num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float | None = None
     prefix_caching: bool | None = None
 
@@ -39,6 +41,7 @@ def pool_of(snapshot: Snapshot, max_model_len: int | None) -> Pool | None:
         block_size=config.block_size,
         kv_cache_dtype=config.cache_dtype,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
         gpu_memory_utilization=config.gpu_memory_utilization,
         prefix_caching=config.enable_prefix_caching,
     )

@@ -82,6 +82,7 @@ async def test_a_server_that_shows_everything_is_known_whole(serve: Serve) -> No
             "usable_tokens": 46464,
             "kv_cache_dtype": "auto",
             "kv_cache_memory_bytes": 1 << 30,
+            "num_gpu_blocks_override": None,
             "gpu_memory_utilization": 0.92,
             "prefix_caching": True,
         },
