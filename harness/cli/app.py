@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "probe": "What is running there: version, model, context, KV pool, flags that matter, what is missing.",
     "plan": "Analytical sizing: memory, limits on users, what binds.",
     "ramp": "Raise concurrent streaming users against a live server and measure.",
+    "report": "A run as one HTML file that opens offline.",
     "compare": "Measured and predicted saturation side by side.",
     "exporter": "Prometheus metrics of a finished run or a calibration.",
     "metrics": "Read a /metrics text (file or URL) the way a ramp does.",

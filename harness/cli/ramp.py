@@ -11,6 +11,7 @@ from harness.cli.options import ApiKey, BaseUrl, Insecure, Json, MetricsUrl, Mod
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
+    from harness.cli.live import LiveView, QuietView
     from harness.load.run import RampOptions
     from loadprofiles.profile import Profile
 
@@ -89,6 +90,7 @@ def command(
     ] = None,
     prometheus_host: Annotated[str, typer.Option(help="Address of --prometheus-port.")] = "127.0.0.1",
     insecure: Insecure = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
 ) -> None:
     if profile is None:
         chosen = _levels(
@@ -141,11 +143,13 @@ def command(
         ),
         json=json,
         quiet=quiet,
+        report=not no_report,
     )
 
 
-def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, Any]]:
-    """Run, draw, print the table or the JSON document; errors pass through after what was measured was printed."""
+def execute(options: RampOptions, *, json: bool, quiet: bool, report: bool = True) -> list[dict[str, Any]]:
+    """Run, draw, write the report, print the table or the JSON document; errors pass through after what was measured was
+    printed."""
     import asyncio
     import sys
 
@@ -159,6 +163,8 @@ def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, 
         asyncio.run(run.execute())
     finally:
         view.close()
+        if report and run.stages:
+            _report(options.out, view)
         if json and run.stages:
             _print_json(options, run.stages)
         elif run.stages and not quiet:
@@ -169,6 +175,18 @@ def execute(options: RampOptions, *, json: bool, quiet: bool) -> list[dict[str, 
                     out.print(f"  stage {stage['index'] + 1}: {reason}", style="yellow", highlight=False)
             out.print(f"written to {options.out}", highlight=False)
     return run.stages
+
+
+def _report(folder: Path, view: LiveView | QuietView) -> None:
+    """report.html beside what was measured. A report that cannot be written takes nothing from the run, which stands."""
+    from harness.cli.report import write
+    from harness.errors import HarnessError
+    from harness.export.report import NAME
+
+    try:
+        write(folder, None, folder / NAME)
+    except HarnessError as error:
+        view.says(f"no report was written: {error.message}")
 
 
 def _print_json(options: RampOptions, stages: list[dict[str, Any]]) -> None:
