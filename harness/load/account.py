@@ -163,11 +163,12 @@ def predicted_wall(probed: ProbeResult, profile: Profile) -> Prediction | None:
 
 def load_of(stage: Stage, start_s: float) -> StageLoad:
     """What a resolved stage asks for, as measuring wants it."""
-    planned_end_s = None if stage.duration is None else start_s + stage.duration
+    end_s = None if stage.duration is None else start_s + stage.duration
+    begin_s = start_s + stage.warm_up if stage.warm_up else None
     if stage.request_rate is not None:
-        return StageLoad(request_rate=mean_rate(stage), planned_end_s=planned_end_s)
+        return StageLoad(request_rate=mean_rate(stage), planned_end_s=end_s, not_before_s=begin_s)
     assert isinstance(stage.users, int), "a resolved stage has a number of users"
-    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=planned_end_s)
+    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=end_s, not_before_s=begin_s)
 
 
 _SECRETS = ("--api-key",)

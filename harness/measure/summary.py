@@ -14,14 +14,15 @@ Which requests enter which number:
 
 Keys beyond those of DESIGN section 7: ``ttft_from_schedule_ms`` and ``e2e_from_schedule_ms`` (from when the profile
 meant the request instead of when it was sent), ``tpot_ms_token_weighted`` (time between first and last content of all
-requests over their tokens after the first delta), ``output_tokens_estimated_share`` and ``totals``.
+requests over their tokens after the first delta), ``output_tokens_estimated_share``, ``totals``, and ``intervals`` and
+``slo`` (:mod:`harness.measure.stage_intervals`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,12 @@ from calibration.trace import Bools, Floats, RequestTrace
 from harness.measure.from_records import Deltas
 from harness.measure.gaps import GapHistogram
 from harness.measure.health import ClientReadings, asked_standard_error, client_verdict
+from harness.measure.stage_intervals import SLO_KEYS, meets, slo_tiers, stage_intervals
 from harness.measure.stats import Stats, describe, empty
 from harness.measure.tokens import TokenCounts, TokenFlow, by_delta, count_tokens, first_delta_tokens, spread_evenly
 from harness.measure.window import InFlight, StageLoad, Window, find_window, residence_s, spans
 
 _MS = 1000.0
-SLO_KEYS = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ def summarise(
     deltas: Deltas | None = None,
     slo: Mapping[str, float] | None = None,
     window: Window | None = None,
+    tiers: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, Any]:
     """A stage as in ``summary.json``.
 
@@ -72,11 +74,12 @@ def summarise(
         deltas: chunks by request, and their times where gaps were saved (:func:`columns_of`).
         slo: limits in ms by ``ttft``, ``tpot``, ``e2e``; without any, goodput is null.
         window: to summarise instead of the steady part (:func:`harness.measure.window.find_window`).
+        tiers: further limits like ``slo``, for the key ``slo``.
 
     Raises:
         ValueError: an SLO of another name.
     """
-    if unknown := set(slo or ()) - set(SLO_KEYS):
+    if unknown := {name for limits in (slo or {}, *tiers) for name in limits} - set(SLO_KEYS):
         raise ValueError(f"SLO {sorted(unknown)[0]!r}: expected one of {', '.join(SLO_KEYS)}")
     readings = readings or StageReadings()
     counts = count_tokens(trace, deltas)
@@ -97,6 +100,8 @@ def summarise(
         **_latencies(trace, window),
         "chunk_gap_ms": _chunk_gaps(trace, window, readings.gaps, deltas),
         **_throughput(trace, load, window, counts, flow, slo),
+        "intervals": stage_intervals(trace, window, flow, residence_s(trace)),
+        "slo": slo_tiers(trace, window, [slo or {}, *tiers]),
         "client": {
             "loop_lag_ms_p99": client.loop_lag_ms_p99,
             "cpu": client.cpu,
@@ -210,7 +215,7 @@ def _throughput(
     if window is None:
         return {**rates, "requests_per_s": None, "goodput_per_s": None}
     ended = trace.ok & _inside(trace.sent_s + trace.e2e_s, window)
-    good = ended & _meets(trace, slo or {})
+    good = ended & meets(trace, slo or {})
     return {
         **rates,
         **_token_rates(trace, load, window, counts, flow),
@@ -241,15 +246,6 @@ def _prompt_tokens(trace: RequestTrace) -> Floats:
     known = trace.prompt_tokens[trace.ok & ~np.isnan(trace.prompt_tokens)]
     mean = known.mean() if len(known) else np.nan
     return np.where(trace.incomplete & np.isnan(trace.prompt_tokens), mean, trace.prompt_tokens)
-
-
-def _meets(trace: RequestTrace, slo: Mapping[str, float]) -> Bools:
-    """Requests within every limit; a request without a TPOT (a single token) cannot miss it."""
-    met = np.ones(len(trace), dtype=np.bool_)
-    columns = {"ttft": trace.ttft_s, "tpot": np.nan_to_num(trace.tpot_s, nan=0.0), "e2e": trace.e2e_s}
-    for name, limit_ms in slo.items():
-        met &= columns[name] * _MS <= limit_ms
-    return met
 
 
 def _totals(trace: RequestTrace) -> dict[str, float | None]:

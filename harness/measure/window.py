@@ -44,13 +44,15 @@ _ROUNDING = 1e-9
 class StageLoad:
     """What a stage asked for: ``users``, or ``request_rate`` in requests per second; exactly one of them.
 
-    ``think_s`` is the mean think time of a user. ``planned_end_s``: when no more was to be sent, from the run's start.
+    ``think_s`` is the mean think time of a user. ``planned_end_s``: when no more was to be sent, from the run's start;
+    ``not_before_s``: what came earlier is warm-up by the profile's own word, and is left out before anything is looked at.
     """
 
     users: int | None = None
     request_rate: float | None = None
     think_s: float = 0.0
     planned_end_s: float | None = None
+    not_before_s: float | None = None
 
     def __post_init__(self) -> None:
         if (self.users is None) == (self.request_rate is None):
@@ -163,7 +165,8 @@ def find_window(trace: RequestTrace, load: StageLoad, flow: TokenFlow) -> Window
 
 
 def _clipped(start_s: float, end_s: float, load: StageLoad) -> tuple[float, float] | None:
-    """The span up to the planned end; None if nothing is left of it."""
+    """The span from the end of the asked warm-up to the planned end; None if nothing is left of it."""
+    start_s = start_s if load.not_before_s is None else max(start_s, load.not_before_s)
     end_s = end_s if load.planned_end_s is None else min(end_s, load.planned_end_s)
     return (start_s, end_s) if end_s > start_s else None
 
