@@ -38,7 +38,7 @@ from harness.export.prometheus_server import MetricsServer
 from harness.observe.deltas import delta
 from harness.observe.scrape import Scrape
 from harness.observe.snapshot import Snapshot
-from harness.record import Record
+from harness.record import Outcome, Record
 
 if TYPE_CHECKING:
     from calibration.compare import Prediction
@@ -132,6 +132,9 @@ class Exporter:
         self._requests = Counter(
             "vllm_harness_requests", "Requests that ended.", ["outcome", "failure"], registry=self.registry
         )
+        # a counter that is absent until it is 1 has lost that 1 for a rate; kinds of failure are known when they come
+        for outcome in (Outcome.OK, Outcome.INCOMPLETE):
+            self._requests.labels(outcome=outcome, failure="")
         self._output_tokens = Counter("vllm_harness_output_tokens", "Tokens received.", registry=self.registry)
         self._ttft = self._histogram("vllm_harness_ttft_seconds", "From sent to the first content, ok requests.")
         self._tpot = self._histogram("vllm_harness_tpot_seconds", "Per output token after the first, ok requests.")

@@ -1,7 +1,8 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "cli")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from console import cli, no_process_left
 

@@ -133,6 +133,7 @@ def test_all_names_of_the_contract_are_there_once_they_are_known(exporter: Expor
         "e2e_seconds_sum": 1.0,
     }
     assert {key: value for key, value in series.items() if key[1]} == {
+        ("vllm_harness_requests_total", (("failure", ""), ("outcome", "incomplete"))): 0.0,
         ("vllm_harness_requests_total", (("failure", ""), ("outcome", "ok"))): 1.0,
         ("vllm_harness_requests_total", (("failure", "http_503"), ("outcome", "failed"))): 1.0,
         ("vllm_harness_predicted_users", (("limit", "kv_full"),)): 6.7,
