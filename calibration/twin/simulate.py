@@ -28,10 +28,11 @@ MakeRequest = Callable[[int, int], Sequence]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Look at the engines every ``every_s`` from the start on, as long as anything is to come; ``look`` gets the time."""
+    """Look at the engines every ``every_s`` from ``start_s`` on, as long as anything is to come; ``look`` gets the time."""
 
     every_s: float
     look: Callable[[float, Many[Engine]], None]
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,7 @@ class _Load:
             if not self.kernel.idle:
                 self.kernel.at(now_s + watch.every_s, look)
 
-        self.kernel.at(0.0, look)
+        self.kernel.at(watch.start_s, look)
 
     def run(self, until_s: float) -> Run:
         """Let it happen. Nothing made on the way refers to itself, so the search for cycles, a tenth of the time, rests."""
@@ -313,10 +314,10 @@ def closed_loop(
     """Users who send, read to the end, and send again.
 
     Args:
-        engines: new ones; requests go to the least loaded.
+        engines: idle ones; requests go to the least loaded.
         make: requests.
         starts_s: when each user sends its first request; one entry a user.
-        duration_s: nothing is sent after it.
+        duration_s: nothing is sent after this moment.
         think_s: from a user's last token to its next request. 0 still misses the step that starts at that moment.
         overhead_s: from the client to the engine.
         max_requests: of all users together; None for no limit.
