@@ -5,9 +5,10 @@
     max_num_seqs   as many sequences as vLLM runs at once
     tpot           the mean time per output token reaches its limit      with an interval
     ttft           the mean time to the first token reaches its limit    with an interval
-    knee           an added user brings less than a quarter of what the first one brings (calibration.saturation)
+    knee           an added user brings less than a tenth of what the first one brings (calibration.knee)
 
-Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average.
+Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average;
+the knee, which stops nobody, is shown beside the limits and never binds.
 Operating points are traced by the number running, B: a step, a first token and so the users N(B) follow from it without
 solving anything.
 """
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from calibration.errors import InputError
 from calibration.factors import Z90, Basis, FactorSet
+from calibration.knee import KNEE_SLOPE
 from calibration.kv_cache import longest_request
 from calibration.plan import Load, Plan
 from calibration.prediction import Estimate, Outcome, propagate
@@ -28,13 +30,13 @@ from calibration.priors import physics_of, prior_factors
 from calibration.queueing import OperatingPoint, Server, Shape, at_running, closed_loop, falling_root
 from calibration.serving import Serving
 
-#: an added user who brings less than this share of what the first one brings is beyond the knee; as in
-#: calibration.saturation, which is not imported to start quicker
-KNEE_SLOPE = 0.25
 #: beyond this many users of one replica a limit is taken as not reached
 _MOST_USERS = 1e6
 #: step over which the slope at the knee is taken, as a share of those running
 _SLOPE_STEP = 0.02
+
+#: what an added user brings beyond the knee
+BRINGS_LITTLE = f"under {KNEE_SLOPE:.0%} of the tokens per second that the first one brings"
 
 #: what each limit is called in a sentence
 NAMES: Mapping[str, str] = {
@@ -42,7 +44,6 @@ NAMES: Mapping[str, str] = {
     "max_num_seqs": "max_num_seqs",
     "tpot": "the limit on time per output token",
     "ttft": "the limit on time to first token",
-    "knee": "the knee of throughput",
 }
 
 
@@ -66,7 +67,7 @@ class Slo:
 
 class Limits(NamedTuple):
     """Users over all replicas. ``tpot``, ``ttft`` and ``knee`` are None where not asked for, or not reached by any number
-    of users; ``ranked`` are the limits that are reached, the smallest first."""
+    of users; ``ranked`` are the limits that stop users and are reached, the smallest first."""
 
     kv_full: float
     kv_staggered: float
@@ -90,6 +91,11 @@ class Limits(NamedTuple):
         """Users at the binding limit."""
         return self.ranked[0][1]
 
+    @property
+    def knee_before_the_limits(self) -> float | None:
+        """Users at the knee, where it comes before the binding limit."""
+        return None if self.knee is None or self.knee.value >= self.users else self.knee.value
+
 
 class AtLimit(NamedTuple):
     """What users get at a limit: whole users, at least one."""
@@ -103,12 +109,12 @@ class AtLimit(NamedTuple):
 
 
 class Sizing(NamedTuple):
-    """What a deployment does under a load: its limits, what users get at the binding one, and where that is the knee, which
-    stops nobody, at the smallest that does. ``why`` is one sentence."""
+    """What a deployment does under a load: its limits, what users get at the binding one, and at the knee where that comes
+    before it. ``why`` says it in a sentence or two."""
 
     limits: Limits
     at_binding: AtLimit
-    at_hard_limit: AtLimit | None
+    at_knee: AtLimit | None
     why: str
 
 
@@ -133,11 +139,11 @@ def size(plan: Plan, slo: Slo | None = None, factors: FactorSet | None = None, t
     known = factors if factors is not None else prior_factors(plan.deployment, served.physics)
     shape = shape_of(plan.load, think_s)
     limits = limits_of(served, known, shape, slo or Slo())
-    hard = next(item for item in limits.ranked if item[0] != "knee")
+    bend = limits.knee_before_the_limits
     return Sizing(
         limits=limits,
         at_binding=_at(served, known, shape, *limits.ranked[0]),
-        at_hard_limit=_at(served, known, shape, *hard) if limits.binding == "knee" else None,
+        at_knee=None if bend is None else _at(served, known, shape, "knee", bend),
         why=explain(served, shape, limits),
     )
 
@@ -178,7 +184,7 @@ def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, in
     bend = _knee(free, shape, basis)
     most = float(served.deployment.max_num_seqs * served.deployment.dp)
     found = [("kv_staggered", staggered), ("max_num_seqs", most)]
-    found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft), ("knee", bend)) if at is not None]
+    found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft)) if at is not None]
     return Limits(full, staggered, most, tpot, ttft, bend, tuple(sorted(found, key=lambda item: item[1])))
 
 
@@ -237,7 +243,7 @@ def _users_where(server: Server, shape: Shape, of: Callable[[OperatingPoint], fl
 
 
 def _knee(server: Server, shape: Shape, basis: Basis) -> Estimate | None:
-    """Users at which an added user brings a quarter of what the first one brings."""
+    """Users at which an added user brings ``KNEE_SLOPE`` of what the first one brings."""
     one = closed_loop(server, shape, server.replicas)
     first = one.output_tokens_per_s / one.users
 
@@ -266,7 +272,7 @@ def max_context(plan: Plan) -> int:
 
 
 def explain(served: Serving, shape: Shape, limits: Limits) -> str:
-    """One sentence: what binds, why, and what would bind next."""
+    """What binds, why, what would bind next, and where added users bring little before that."""
     users = limits.users
     at = f"at {math.floor(users):,} users" if users >= 1 else "before a single user"
     length = f"{shape.prompt_tokens:,.0f} + {shape.output_tokens:,.0f} tokens"
@@ -280,10 +286,10 @@ def explain(served: Serving, shape: Shape, limits: Limits) -> str:
         "takes as long as is allowed",
         "ttft": f"The limit on time to first token binds {at}: a new prompt waits for the steps of those that run and for "
         "prompts before it as long as is allowed",
-        "knee": f"The knee of throughput binds {at}: beyond it a step grows almost as fast as the streams it serves, and an "
-        "added user brings under a quarter of what the first one brings",
     }
-    return f"{sentences[limits.binding]}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}."
+    bend = limits.knee_before_the_limits
+    advice = "" if bend is None else f" From {math.floor(bend):,} users on an added user brings {BRINGS_LITTLE}."
+    return f"{sentences[limits.binding]}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}.{advice}"
 
 
 def _pool_tokens(served: Serving) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from calibration.knee import KNEE_SLOPE
+
 Limit = Literal["wall", "max_num_seqs"]
 
-#: of the initial tokens per second per user: an added user who brings less than this brings little
-KNEE_SLOPE = 0.25
 #: streams waiting, on average over a window: a stream that only waits for the running step to end stays under it
 WAITING_STREAMS = 0.5
 WAITING_SHARE = 0.02
@@ -124,8 +124,8 @@ def knee(users: Sequence[int], tokens_per_s: Sequence[float]) -> Knee:
 
     The initial slope is the best throughput per user of any level, which is the lowest level's on a curve that bends
     only one way. Slopes between neighbouring levels stand at the geometric mean of their users; the estimate
-    interpolates between the last slope above the threshold and the first below, linearly over the logarithm of users. On
-    ``X = a N / (1 + b N)`` the slope has a quarter of its initial value at N = 1 / b. The knee lies between the beginning
+    interpolates between the last slope above the threshold and the first below, linearly over the logarithm of users. The
+    knee lies between the beginning
     of the last segment above the threshold and the end of the first below: so does the bend of two straight lines.
 
     Args:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from calibration.errors import InputError, Unsupported
+from calibration.knee import KNEE_SLOPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ _MEANINGS = {
     "max_num_seqs": "sequences vLLM runs at once",
     "tpot": "mean time per output token reaches --slo",
     "ttft": "mean time to first token reaches --slo",
-    "knee": "an added user brings under a quarter of what the first one brings",
+    "knee": f"an added user brings under {KNEE_SLOPE:.0%} of what the first one brings; stops nobody",
 }
 
 _TITLES = {"kv_full": "pool full", "kv_staggered": "pool, staggered", "tpot": "TPOT", "ttft": "TTFT"}
@@ -108,7 +109,7 @@ def sizing_json(sizing: Sizing) -> dict[str, Any]:
     """The timed part of the document: what the users at the binding limit get, and the spread of the limits."""
     return {
         **_at_json(sizing.at_binding),
-        "at_hard_limit": None if sizing.at_hard_limit is None else _at_json(sizing.at_hard_limit),
+        "at_knee": None if sizing.at_knee is None else _at_json(sizing.at_knee),
         "user_limits": {
             name: estimate_json(at)
             for name, at in (("tpot", sizing.limits.tpot), ("ttft", sizing.limits.ttft), ("knee", sizing.limits.knee))
@@ -156,8 +157,8 @@ def limit_rows(limits: Limits, seqs_meaning: str) -> list[tuple[str, str, str]]:
 
 
 def point_tables(sizing: Sizing) -> list[Table]:
-    """What users get at the binding limit, and at the first hard one where that is the knee."""
-    return [_point_table(at) for at in (sizing.at_binding, sizing.at_hard_limit) if at is not None]
+    """What users get at the binding limit, and at the knee where that comes before it."""
+    return [_point_table(at) for at in (sizing.at_binding, sizing.at_knee) if at is not None]
 
 
 def _point_table(at: AtLimit) -> Table:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from calibration import saturation
 from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.errors import InputError, Unsupported
-from calibration.limits import KNEE_SLOPE, Slo, limits_of, max_context, shape_of, size
+from calibration.knee import KNEE_SLOPE
+from calibration.limits import Slo, limits_of, max_context, shape_of, size
 from calibration.plan import Load, Plan, make_plan
 from calibration.priors import prior_factors
 from calibration.queueing import closed_loop
@@ -33,9 +33,9 @@ def test_the_smallest_limit_binds_and_the_next_is_named() -> None:
     assert limits.ranked[0] == (limits.binding, limits.users) == ("kv_staggered", limits.kv_staggered)
     assert [users for _, users in limits.ranked] == sorted(users for _, users in limits.ranked)
     assert limits.next == limits.ranked[1][0]
-    assert {name for name, _ in limits.ranked} == {"kv_staggered", "max_num_seqs", "tpot", "ttft", "knee"}
+    assert {name for name, _ in limits.ranked} == {"kv_staggered", "max_num_seqs", "tpot", "ttft"}
     assert found.at_binding.users == math.floor(limits.kv_staggered)
-    assert found.at_hard_limit is None
+    assert found.at_knee is None
     assert found.why.startswith(
         "The KV pool binds at 8 users: 21,808 tokens; the pool holds 7.2 streams of 2,000 + 1,000"
     )
@@ -101,7 +101,7 @@ def test_a_limit_nobody_reaches_is_none() -> None:
     assert limits_of(served, factors, shape, Slo(tpot_s=1e6)).tpot is None
 
 
-def test_the_knee_is_where_an_added_user_brings_a_quarter_of_the_first() -> None:
+def test_the_knee_is_where_an_added_user_brings_little() -> None:
     served, factors, shape = loaded()
     knee = limits_of(served, factors, shape, Slo()).knee
     assert knee is not None
@@ -111,7 +111,7 @@ def test_the_knee_is_where_an_added_user_brings_a_quarter_of_the_first() -> None
         return closed_loop(free, shape, users).output_tokens_per_s
 
     slope = (tokens(knee.value * 1.01) - tokens(knee.value)) / (knee.value * 0.01)
-    assert slope / tokens(1) == pytest.approx(0.25, rel=0.05)
+    assert slope / tokens(1) == pytest.approx(KNEE_SLOPE, rel=0.05)
 
 
 def test_where_prompts_are_all_the_work_the_knee_comes_at_once() -> None:
@@ -128,19 +128,24 @@ def test_where_users_cost_nothing_there_is_no_knee() -> None:
     assert limits_of(served, factors, shape, Slo()).knee is None
 
 
-def test_both_sides_mean_the_same_knee() -> None:
-    assert KNEE_SLOPE == saturation.KNEE_SLOPE
-
-
-def test_where_the_knee_binds_the_first_hard_limit_is_shown_too() -> None:
+def test_the_knee_is_shown_beside_the_limits_and_never_binds() -> None:
     found = size(plan("llama-3.1-8b"))
     assert found is not None
-    assert found.limits.binding == found.at_binding.limit == "knee"
-    assert found.at_hard_limit is not None
-    assert found.at_hard_limit.limit == "kv_staggered"
-    assert found.at_hard_limit.users > found.at_binding.users
-    assert found.at_hard_limit.throughput_tokens_per_s.value > found.at_binding.throughput_tokens_per_s.value
-    assert "an added user brings under a quarter" in found.why
+    assert found.limits.knee is not None
+    assert found.limits.knee.value < found.limits.users
+    assert (found.limits.binding, found.limits.next) == ("kv_staggered", "max_num_seqs")
+    assert found.at_knee is not None
+    assert found.at_knee.users == int(found.limits.knee.value)
+    assert found.at_knee.throughput_tokens_per_s.value < found.at_binding.throughput_tokens_per_s.value
+    assert f"From {found.at_knee.users} users on an added user brings under 10% of the tokens per second" in found.why
+
+
+def test_a_knee_beyond_the_limits_is_not_spoken_of() -> None:
+    found = size(plan("llama-3.1-8b", max_num_seqs=16))
+    assert found is not None
+    assert found.limits.binding == "max_num_seqs"
+    assert found.at_knee is None
+    assert "added user" not in found.why
 
 
 @pytest.mark.parametrize(

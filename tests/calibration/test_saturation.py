@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
-from calibration.saturation import KNEE_SLOPE, Level, Onset, Sign, knee, onset, sign_of
+from calibration.knee import KNEE_SLOPE
+from calibration.saturation import Level, Onset, Sign, knee, onset, sign_of
 
 POWERS = [1, 2, 4, 8, 16, 32, 64, 128]
 
@@ -78,11 +80,12 @@ def test_levels_the_server_said_nothing_of_tell_nothing() -> None:
     assert onset([Level(users=2, preemptions=0), Level(users=4)], [None, None]) == Onset(2)
 
 
-@pytest.mark.parametrize("bend", [10, 20, 40])
-def test_a_hyperbola_bends_at_one_over_b(bend: int) -> None:
-    """X = a N / (1 + N / bend): the slope is a quarter of the initial one at N = bend."""
-    found = knee(POWERS, [40 * n / (1 + n / bend) for n in POWERS])
-    assert found.users == pytest.approx(bend, rel=0.1)
+@pytest.mark.parametrize("knee_at", [10, 20, 40])
+def test_a_hyperbola_bends_where_its_slope_says(knee_at: int) -> None:
+    """X = a N / (1 + b N): the slope falls to ``KNEE_SLOPE`` of the first user's at (1 + b N)**2 = (1 + b) / KNEE_SLOPE."""
+    b = brentq(lambda b: (1 + b * knee_at) ** 2 - (1 + b) / KNEE_SLOPE, 1e-6, 10.0)
+    found = knee(POWERS, [40 * n / (1 + b * n) for n in POWERS])
+    assert found.users == pytest.approx(knee_at, rel=0.1)
 
 
 @given(st.floats(min_value=2, max_value=30), st.floats(min_value=0.1, max_value=1000))
@@ -141,13 +144,13 @@ def test_the_unit_of_throughput_does_not_matter(scale: float) -> None:
     assert (scaled.low, scaled.high) == (found.low, found.high)
 
 
-def test_real_sweeps_of_a_small_model_on_two_cores_bend_about_eight_users() -> None:
+def test_real_sweeps_of_a_small_model_on_two_cores_bend_about_sixteen_users() -> None:
     """SmolLM2-135M on vLLM 0.32.0, CPU, 64 in / 64 out: 206 tok/s at 8 users, 263 at 16, 316 at 64."""
     found = knee([1, 2, 4, 8, 16, 32, 64, 96], [38.7, 67.4, 148, 206, 263, 300, 316, 304])
-    assert (found.low, found.high) == (4, 16)
-    assert found.users == pytest.approx(8.9, abs=0.1)
-    # an added user between 4 and 8 brings 14.5 of the first one's 38.7 tok/s, between 8 and 16 only 7.1
-    assert 14.5 > KNEE_SLOPE * 38.7 > 7.1
+    assert (found.low, found.high) == (8, 32)
+    assert found.users == pytest.approx(18.1, abs=0.1)
+    # an added user between 8 and 16 brings 7.1 of the first one's 38.7 tok/s, between 16 and 32 only 2.3
+    assert 7.1 > KNEE_SLOPE * 38.7 > 2.3
 
 
 def test_a_real_sweep_into_a_small_pool_bends_at_its_wall() -> None:
