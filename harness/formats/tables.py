@@ -1,0 +1,97 @@
+"""A run's requests as a table: CSV, and Parquet with the extra ``parquet``. A row a request, the columns of
+``requests.jsonl``; null is an empty cell or a null, never 0. Rows are streamed: a run may hold millions."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+from harness.errors import UsageError
+from harness.record import OPTIONAL_KEYS, Record
+from harness.store import REQUESTS, RunData
+
+BATCH_ROWS = 32_768
+COLUMNS = tuple(f.name for f in fields(Record) if f.name not in OPTIONAL_KEYS)
+_TEXT = {"request_id", "outcome", "failure", "message", "output_tokens_source", "finish_reason", "content"}
+_LISTS = {"warnings": "string", "chunk_gaps_ms": "float64"}
+_INTEGERS = {
+    "stage",
+    "user",
+    "http_status",
+    "prompt_tokens",
+    "output_tokens",
+    "asked_output_tokens",
+    "chunks",
+}
+
+
+def write_csv(run: RunData, stream: IO[str]) -> int:
+    """Rows under a header line; ``warnings`` are separated by a space, chunk gaps are left out. Returns the rows."""
+    columns = [*COLUMNS, *(["content"] if has_key(run, "content") else [])]
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    values = itemgetter(*columns)
+    rows = 0
+    for row in run.rows():
+        row["warnings"] = " ".join(row["warnings"])
+        row.setdefault("content", None)
+        writer.writerow(values(row))
+        rows += 1
+    return rows
+
+
+def write_parquet(run: RunData, path: Path) -> int:
+    """One file, compressed, a row group each :data:`BATCH_ROWS` rows. Returns the rows.
+
+    Raises:
+        UsageError: pyarrow is not installed; a value is not of its column's kind.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UsageError(
+            "Parquet needs pyarrow, which is not installed", "pip install 'vllm-harness[parquet]', or --format csv"
+        ) from error
+    columns = [*COLUMNS, *(key for key in OPTIONAL_KEYS if has_key(run, key))]
+    kinds = {"string": pa.string(), "float64": pa.float64()}
+    schema = pa.schema([(name, _kind(pa, kinds, name)) for name in columns])
+    rows, source = 0, run.rows()
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := list(islice(source, BATCH_ROWS)):
+            try:
+                arrays = [pa.array([row.get(field.name) for row in batch], type=field.type) for field in schema]
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise UsageError(f"{run.folder / REQUESTS}: a value is not of its column's kind: {error}") from error
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+            rows += len(batch)
+    return rows
+
+
+def _kind(pa: Any, kinds: dict[str, Any], name: str) -> Any:
+    if name in _LISTS:
+        return pa.list_(kinds[_LISTS[name]])
+    if name in _INTEGERS:
+        return pa.int64()
+    return kinds["string" if name in _TEXT else "float64"]
+
+
+def has_key(run: RunData, key: str) -> bool:
+    """Whether any record of the run has an optional key. Looks at bytes: such a key is written only with a value."""
+    wanted = f'"{key}":'.encode()
+    return any(wanted in block for block in _blocks(run.folder / REQUESTS, overlap=len(wanted)))
+
+
+def _blocks(path: Path, overlap: int, size: int = 1 << 24) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        tail = b""
+        while block := stream.read(size):
+            yield tail + block
+            tail = block[-overlap:]
