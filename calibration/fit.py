@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,8 @@ import numpy.typing as npt
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
 from calibration.observation import Observation
-from calibration.queueing import ahead_of, mean_step
-from calibration.regression import condition, inflation, solve
+from calibration.queueing import ahead_s, launched_s, mean_step, mix_of
+from calibration.regression import SCATTER_WEIGHT, condition, inflation, solve
 from calibration.serving import Serving
 
 Floats = npt.NDArray[np.float64]
@@ -70,8 +71,23 @@ class Fit:
     used: int
 
 
-def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation]) -> Fit:
+class Scatter(NamedTuple):
+    """Expected log sd of a measurement about the model, and how many observations that expectation weighs."""
+
+    tpot: float
+    ttft: float
+    weight: float = SCATTER_WEIGHT
+
+
+#: of stages measured here, one after another on one server: the model's own misfit, no differences between benchmarks
+OWN_STAGES = Scatter(tpot=0.01, ttft=0.05, weight=2.0)
+
+
+def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], scatter: Scatter | None = None) -> Fit:
     """The factors of a server from stages below its wall; those held out are left alone.
+
+    Args:
+        scatter: expected; None takes that of the priors, which holds between published benchmarks.
 
     Raises:
         NotIdentifiable: fewer than three observations.
@@ -82,19 +98,23 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation]) 
             f"{len(known)} usable stages, at least {FEWEST_OBSERVATIONS} are needed", "run more levels below the wall"
         )
     names = [name for name in STEP_FACTORS if name != "expert_read_factor" or served.physics.experts]
-    step = _Stage(names, *_step_design(served, names, known), prior, prior.residual_log_sd.get("tpot", 0.05))
+    expected = scatter or Scatter(prior.residual_log_sd.get("tpot", 0.05), prior.residual_log_sd.get("ttft", 0.1))
+    step = _Stage(names, *_step_design(served, names, known), prior, expected.tpot, expected.weight)
     factors = step.updated(prior)
     timed = [o for o in known if o.ttft_s is not None]
-    last = _Stage(
-        list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, prior.residual_log_sd.get("ttft", 0.1)
-    )
+    last = _Stage(list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, expected.ttft, expected.weight)
     factors = last.updated(factors)
     first, second = step.solution, last.solution
-    scatter = {"tpot": first.scatter, "throughput": first.scatter, "per_user": first.scatter, "ttft": second.scatter}
+    found_scatter = {
+        "tpot": first.scatter,
+        "throughput": first.scatter,
+        "per_user": first.scatter,
+        "ttft": second.scatter,
+    }
     users = [o.users for o in known]
     shapes = tuple(dict.fromkeys((o.shape.prompt_tokens, o.shape.output_tokens) for o in known))
     return Fit(
-        factors=replace(factors, residual_log_sd=scatter, domain=Domain((min(users), max(users)), shapes)),
+        factors=replace(factors, residual_log_sd=found_scatter, domain=Domain((min(users), max(users)), shapes)),
         condition=condition(first.sensitivities[:, step.narrowed <= _NARROWED]),
         reports={**step.reports(), **last.reports()},
         tpot_errors={o.label: float(np.expm1(-r)) for o, r in zip(known, first.residuals, strict=True)},
@@ -115,11 +135,12 @@ class _Stage:
         own_sd: Floats,
         prior: FactorSet,
         scatter: float,
+        scatter_weight: float,
     ) -> None:
         self.names = tuple(names)
         self.prior_sd = np.array([max(prior[name].log_sd, 1e-6) for name in names])
         centre = np.array([max(prior.value(name), 1e-12) for name in names])
-        self.solution = solve(amounts, offset, measured, own_sd, centre, self.prior_sd, scatter)
+        self.solution = solve(amounts, offset, measured, own_sd, centre, self.prior_sd, scatter, scatter_weight)
         self.sd = np.sqrt(np.diag(self.solution.covariance))
         self.narrowed = self.sd / self.prior_sd
         self.count = len(measured)
@@ -170,21 +191,25 @@ def _step_design(
 def step_amounts(served: Serving, observation: Observation) -> dict[str, float]:
     """What each factor of the step multiplies in the mean step of an observation."""
     p, d, shape = served.physics, served.deployment, observation.shape
-    batch = observation.decoding / d.dp / d.pp
     tokens, cached = shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens
-    chunks = max(1, int(np.ceil(tokens / max(1.0, d.max_num_batched_tokens - batch))))
-    prompts = batch / shape.output_tokens
-    mixed = float(-np.expm1(-prompts * chunks))
-    hit = p.expert_bytes_hit(batch) * (1 - mixed) + p.expert_bytes_hit(batch + tokens / chunks) * mixed
+    mix = mix_of(
+        shape,
+        observation.decoding / d.dp,
+        observation.users / d.dp,
+        budget=d.max_num_batched_tokens,
+        micro_batches=d.pp,
+    )
+    chunk = tokens / mix.chunks
+    hit = p.expert_bytes_hit(mix.seen) * (1 - mix.mixed) + p.expert_bytes_hit(mix.seen + chunk) * mix.mixed
     ideal = p.compute_s_per_token + p.expert_compute_s_per_token
     return {
         "step_overhead": 1.0,
         "expert_read_factor": hit / p.bandwidth_bytes_per_s,
-        "per_sequence": batch,
-        "kv_read_factor": p.kv_bytes(batch, batch * shape.mean_context) / p.bandwidth_bytes_per_s,
-        "prefill_factor": prompts * tokens * ideal,
-        "attention_factor": prompts * p.attention_flops(tokens, cached + tokens / 2) / p.attention_flops_per_s,
-        "mixed_step_overhead": mixed,
+        "per_sequence": mix.seen,
+        "kv_read_factor": p.kv_bytes(mix.seen, mix.seen * shape.mean_context) / p.bandwidth_bytes_per_s,
+        "prefill_factor": mix.prompts * tokens * ideal,
+        "attention_factor": mix.prompts * p.attention_flops(tokens, cached + tokens / 2) / p.attention_flops_per_s,
+        "mixed_step_overhead": mix.mixed,
     }
 
 
@@ -197,10 +222,10 @@ def _ttft_design(
     without_pool = served._replace(pool=None)
     for i, o in enumerate(timed):
         server = without_pool.server(factors, o.shape)
-        step = mean_step(server, o.shape, o.decoding / server.replicas)
-        launched = server.steps_in_flight if o.shape.think_s == 0 else 0
-        ahead = step.prompt_s * ahead_of(o.shape, o.users / server.replicas, step)
-        amounts[i] = (1.0, o.shape.prompt_tokens, step.mean_s, step.prompt_s, ahead)
-        offset[i] = launched * step.mean_s
+        users = o.users / server.replicas
+        step = mean_step(server, o.shape, o.decoding / server.replicas, users)
+        ahead = ahead_s(o.shape, users, step)
+        amounts[i] = (1.0, o.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead)
+        offset[i] = launched_s(server, step, follows=o.shape.think_s == 0)
     measured = np.array([o.ttft_s for o in timed], dtype=np.float64)
     return amounts, offset, measured, np.array([o.ttft_log_sd for o in timed], dtype=np.float64)

@@ -5,9 +5,9 @@ holds: of N users, those running are the share of a request's life that is spent
 
     B = N * D / (F + D + Z),   D = (osl - 1) * T(B),   F = time to the first token,   Z = think time
 
-and a step lasts what B sequences cost, plus the prompts that pass through it: every sequence that ends brings a new prompt,
-so B / osl prompts a step, each of them stretching the steps of all that run. Both sides are continuous in B and the root
-is bracketed by [0, N].
+and a step lasts what the sequences in it cost, plus the prompts that pass through it: every sequence that ends brings a
+new prompt, which stretches the steps of all others that run. Both sides are continuous in B and the root is bracketed by
+[0, N].
 
 Where the pool or ``max_num_seqs`` holds fewer than would run, those are the sequences that run: throughput stands still and
 the rest of the users wait, in front of their first token. What is given there is the mean of the plateau, without
@@ -29,6 +29,7 @@ Regime = Literal["below_limits", "kv_full", "max_num_seqs"]
 #: a root is found to this share of its bracket
 _TOLERANCE = 1e-9
 _ROUNDS = 60
+_USER_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,53 +130,100 @@ class OperatingPoint(NamedTuple):
 
 
 class MeanStep(NamedTuple):
-    """A mean step of one micro-batch at B running sequences, and the cost of a prompt beside them."""
+    """A mean step of one micro-batch as a running stream sees it, and what a new prompt meets.
+
+    ``mean_s``: between two tokens of a running stream. ``work_s``: what a prompt adds to a step that has another in it.
+    ``prompts``: of others that start in such a step, and
+    ``prompt_load`` their share of its time. ``busy``: how likely somebody else decodes when a request comes, and
+    ``beside_s``: a step of those, in which a prompt is computed for ``prompt_s`` more.
+    """
 
     mean_s: float
     prompt_s: float
+    work_s: float
     prompt_load: float
+    prompts: float
+    beside_s: float
+    busy: float
 
 
-def mean_step(server: Server, shape: Shape, running: float) -> MeanStep:
-    """Decode alone, and the prompts that pass through: ``running / osl`` of them a step, in chunks of at most the token
-    budget that decoding leaves. What a mixed step costs whatever the prompt's length is shared by prompts in one step."""
-    step = server.step
-    batch = running / server.micro_batches
-    resident = batch * shape.mean_context
-    decode = step.step_s(batch, resident, 0.0)
-    budget = max(1.0, server.max_num_batched_tokens - batch)
-    chunks = max(1, math.ceil(shape.computed_tokens / budget))
-    chunk = shape.computed_tokens / chunks
-    own = step.prompt_chunk_s(shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens)
-    shared = step.mixed_step_overhead_s + step.experts_s(batch + chunk) - step.experts_s(batch)
-    prompts = batch / shape.output_tokens
-    mixed = -math.expm1(-prompts * chunks)
-    mean = decode + prompts * own + mixed * shared
-    prompt = own + chunks * shared + (chunks - 1) * decode
-    return MeanStep(mean, prompt, (prompts * own + mixed * shared) / mean)
+class Mix(NamedTuple):
+    """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
+    them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others start in it, each in ``chunks``; the
+    share ``mixed`` of steps has one in it; ``busy`` is how likely somebody else decodes when a request comes."""
+
+    seen: float
+    beside: float
+    prompts: float
+    chunks: int
+    mixed: float
+    busy: float
+
+
+def mix_of(shape: Shape, running: float, users: float | None, *, budget: float, micro_batches: int) -> Mix:
+    """The mix at ``running`` decoding sequences of one replica.
+
+    A stream sees itself and the others: of ``users`` users who decode the share q = running / users of their time it sees
+    ``1 + (users - 1) q`` decode, and each of the others begins one prompt in a life of which q is spent decoding, so
+    ``(users - 1) q`` prompts in its ``osl - 1`` steps; its own prompt never stretches its own output. ``users`` None is
+    a stream of independent arrivals, where everybody else is ``running``.
+
+    Prompts come in chunks of at most the token ``budget`` that decoding leaves.
+    """
+    share = 0.0 if users is None else min(1.0, running / users)
+    others = running if users is None else max(0.0, users - 1.0) * share
+    seen, beside = (1.0 + others) / micro_batches, others / micro_batches
+    chunks = max(1, math.ceil(shape.computed_tokens / max(1.0, budget - seen)))
+    prompts = others / shape.decode_steps / micro_batches
+    busy = 1.0 if users is None else 1.0 - (1.0 - share) ** max(0.0, users - 1.0)
+    return Mix(seen, beside, prompts, chunks, -math.expm1(-prompts * chunks), busy)
+
+
+def mean_step(server: Server, shape: Shape, running: float, users: float | None = None) -> MeanStep:
+    """Decode alone, and the prompts that pass through (:func:`mix_of`). What a mixed step costs whatever the prompt's
+    length is shared by the prompts of one step."""
+    step, tokens = server.step, shape.computed_tokens
+    mix = mix_of(shape, running, users, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
+    chunk = tokens / mix.chunks
+    own = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
+    decode = step.step_s(mix.seen, mix.seen * shape.mean_context, 0.0)
+    mean = decode + mix.prompts * own + mix.mixed * _mixed_s(step, mix.seen, chunk)
+    beside = step.step_s(mix.beside, mix.beside * shape.mean_context, 0.0)
+    prompt = own + mix.chunks * _mixed_s(step, mix.beside, chunk) + (mix.chunks - 1) * beside
+    return MeanStep(mean, prompt, own, (mean - decode) / mean, mix.prompts, beside, mix.busy)
+
+
+def _mixed_s(step: StepTime, decoding: float, chunk: float) -> float:
+    """What a step costs more for a chunk of a prompt in it, whatever its length."""
+    return step.mixed_step_overhead_s + step.experts_s(decoding + chunk) - step.experts_s(decoding)
+
+
+#: steps that a request which comes at any moment waits less than one that comes when a step has just begun
+_MISSED = 0.5
 
 
 def _ttft_s(server: Server, shape: Shape, users: float, step: MeanStep, *, follows: bool) -> float:
-    """Time to the first token below every limit.
-
-    Outside the steps: the request's overhead. Then ``wait_steps`` steps (its own decoding neighbours, what is left of the
-    one under way, output); where it ``follows`` a user's last token at once, also the steps that were launched before that
-    token came back. Then the prompt's own prefill, and that of prompts ahead: in a steady state those that fall into the
-    same moment, as a queue with fixed service; in a first wave, half of everybody else.
-    """
+    """Time to the first token below every limit: outside the steps, steps waited for, the prompt's own, those beside it."""
     fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
-    steps = server.wait_steps + (server.steps_in_flight if follows else 0)
-    prompts = server.prompt_factor + server.ahead_factor * ahead_of(shape, users, step)
-    return fixed + steps * step.mean_s + step.prompt_s * prompts
+    waited = server.wait_steps * step.busy * step.mean_s
+    prompts = server.prompt_factor * step.prompt_s + server.ahead_factor * ahead_s(shape, users, step)
+    return fixed + launched_s(server, step, follows=follows) + waited + prompts
 
 
-def ahead_of(shape: Shape, users: float, step: MeanStep) -> float:
-    """Prompts ahead of one on one replica, on average."""
+def launched_s(server: Server, step: MeanStep, *, follows: bool) -> float:
+    """Of the time to the first token, the steps that are there whatever is waited for: the decoding beside the prompt's
+    last chunk, and the steps that were scheduled already. A request that ``follows`` a user's last token at once just
+    misses the step that then begins; one that comes at any moment waits half a step less."""
+    missed = 0.0 if follows else _MISSED
+    return max(0.0, step.beside_s + step.busy * (server.steps_in_flight - 1 - missed) * step.mean_s)
+
+
+def ahead_s(shape: Shape, users: float, step: MeanStep) -> float:
+    """Seconds of prompts of others before the first token comes, on average: in a steady state all that come during one
+    step are computed together in the next; a first wave trickles in, and half of everybody else comes before."""
     share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
-    load = min(step.prompt_load, 0.9)
-    steady = load / (2 * (1 - load))
-    wave = (users - 1) / 2
-    return (1 - share) * steady + share * max(steady, wave)
+    steady = step.prompts * step.work_s
+    return (1 - share) * steady + share * max(steady, (users - 1) / 2 * step.prompt_s)
 
 
 def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
@@ -225,24 +273,29 @@ def at_running(server: Server, shape: Shape, running: float) -> OperatingPoint:
     """The operating point at which ``running`` sequences of one replica decode, in a steady state below every limit: the
     users that keep so many running follow."""
     steady = replace(shape, requests_per_user=None)
-    step = mean_step(server, steady, running)
-    first = _ttft_s(server, steady, running, step, follows=shape.think_s == 0)
-    decoding = shape.decode_steps * step.mean_s
-    users = running * (first + decoding + shape.think_s) / decoding
+    users = running
+    # a user more or less hardly moves the step that tells how many there are
+    for _ in range(_USER_ROUNDS):
+        step = mean_step(server, steady, running, users)
+        first = _ttft_s(server, steady, users, step, follows=shape.think_s == 0)
+        decoding = shape.decode_steps * step.mean_s
+        users = running * (first + decoding + shape.think_s) / decoding
     return _point(server, steady, users, running, None)
 
 
 def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
     """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
-    step = mean_step(server, shape, running)
+    step = mean_step(server, shape, running, users)
     decoding = shape.decode_steps * step.mean_s
     return (
         users * decoding / (decoding + _ttft_s(server, shape, users, step, follows=shape.think_s == 0) + shape.think_s)
     )
 
 
-def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: float | None) -> OperatingPoint:
-    step = mean_step(server, shape, running)
+def _point(
+    server: Server, shape: Shape, users: float, running: float, ttft_s: float | None, step: MeanStep | None = None
+) -> OperatingPoint:
+    step = mean_step(server, shape, running, users) if step is None else step
     first = _ttft_s(server, shape, users, step, follows=shape.think_s == 0) if ttft_s is None else ttft_s
     decoding = shape.decode_steps * step.mean_s
     rate = users / (first + decoding + shape.think_s)
@@ -260,13 +313,13 @@ def _point(server: Server, shape: Shape, users: float, running: float, ttft_s: f
 
 def _full(server: Server, shape: Shape, users: float, running: float) -> OperatingPoint:
     """``running`` sequences run and no more: a request's life among them sets the rate, the users who are too many wait."""
-    step = mean_step(server, shape, running)
+    step = mean_step(server, shape, running, running)
     decoding = shape.decode_steps * step.mean_s
     rate = running / (decoding + step.prompt_s)
     first = max(
         users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step, follows=shape.think_s == 0)
     )
-    return _point(server, shape, users, running, first)
+    return _point(server, shape, users, running, first, step)
 
 
 def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingPoint | None:
@@ -286,7 +339,7 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     step = mean_step(server, steady, running)
     first = _ttft_s(server, steady, running, step, follows=False)
     users = rate * (first + steady.decode_steps * step.mean_s)
-    return _point(server, steady, users, running, first)._replace(regime="below_limits")
+    return _point(server, steady, users, running, first, step)._replace(regime="below_limits")
 
 
 def _served(server: Server, shape: Shape, running: float) -> float:

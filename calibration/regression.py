@@ -3,7 +3,8 @@
     ln y = ln(offset + sum_j x_j f_j) + error,      ln f_j ~ N(ln prior_j, prior_sd_j)
 
 Solved by Gauss-Newton with weights that fall for outliers (Huber); the scatter of the errors is estimated along, drawn
-towards what is known of it. The posterior of the logarithms is normal around the solution (Laplace).
+towards what is known of it. A prior that the data contradict lets go in the same way: a server may be unlike all that were
+measured. The posterior of the logarithms is normal around the solution (Laplace).
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_ROUNDS = 60
+_ROUNDS = 75
+#: first all observations count in full, or a server far off its priors would be an outlier in every one of them
+_TRUSTING_ROUNDS = 15
 _CONVERGED = 1e-10
 #: errors beyond this many standard deviations count less
 _HUBER = 1.5
+#: a factor this many standard deviations off its prior is held by it no stronger than there
+_PRIOR_HUBER = 2.0
 #: the expected scatter weighs as much as this many observations
-_SCATTER_WEIGHT = 4.0
+SCATTER_WEIGHT = 4.0
 #: no step moves a logarithm further
 _LONGEST_STEP = 1.0
 
@@ -39,7 +44,14 @@ class Solution:
 
 
 def solve(
-    amounts: Floats, offset: Floats, measured: Floats, own_sd: Floats, prior: Floats, prior_sd: Floats, scatter: float
+    amounts: Floats,
+    offset: Floats,
+    measured: Floats,
+    own_sd: Floats,
+    prior: Floats,
+    prior_sd: Floats,
+    scatter: float,
+    scatter_weight: float = SCATTER_WEIGHT,
 ) -> Solution:
     """The factors of these observations.
 
@@ -47,28 +59,36 @@ def solve(
         amounts: x, shape (n, m); offset and measured: shape (n,).
         own_sd: relative standard error of each observation, beyond the scatter.
         prior, prior_sd: of the factors, shape (m,); the sd is of the logarithm.
-        scatter: expected log sd of one observation about the model.
+        scatter: expected log sd of one observation about the model; it weighs as ``scatter_weight`` observations.
     """
     theta, target = np.log(prior), np.log(measured)
     size = scatter
-    precision = np.diag(prior_sd**-2.0)
     weights = np.ones(len(measured))
-    for _ in range(_ROUNDS):
+    for round_number in range(_ROUNDS):
         model, slope = _model(amounts, offset, theta)
         residual = target - np.log(model)
         sd = np.hypot(size, own_sd)
-        weights = np.minimum(1.0, _HUBER * sd / np.maximum(np.abs(residual), 1e-300))
+        if round_number >= _TRUSTING_ROUNDS:
+            weights = np.minimum(1.0, _HUBER * sd / np.maximum(np.abs(residual), 1e-300))
         scaled = slope * (weights / sd**2)[:, None]
+        precision = _precision(theta - np.log(prior), prior_sd)
         normal = scaled.T @ slope + precision
         step = np.linalg.solve(normal, scaled.T @ residual - precision @ (theta - np.log(prior)))
         theta = theta + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
-        size = _scatter(residual, weights, own_sd, normal, precision, scatter)
-        if np.max(np.abs(step), initial=0.0) < _CONVERGED:
+        if round_number < _TRUSTING_ROUNDS:
+            continue
+        before, size = size, _scatter(residual, weights, own_sd, normal, precision, scatter, scatter_weight)
+        if np.max(np.abs(step), initial=0.0) < _CONVERGED and abs(size - before) < _CONVERGED:
             break
     model, slope = _model(amounts, offset, theta)
     sd = np.hypot(size, own_sd)
-    normal = (slope * (weights / sd**2)[:, None]).T @ slope + precision
+    normal = (slope * (weights / sd**2)[:, None]).T @ slope + _precision(theta - np.log(prior), prior_sd)
     return Solution(theta, np.linalg.inv(normal), size, weights, target - np.log(model), slope)
+
+
+def _precision(moved: Floats, prior_sd: Floats) -> Floats:
+    """Of the priors, at factors that moved so far from them."""
+    return np.diag(np.minimum(1.0, _PRIOR_HUBER * prior_sd / np.maximum(np.abs(moved), 1e-300)) / prior_sd**2)
 
 
 def _model(amounts: Floats, offset: Floats, theta: Floats) -> tuple[Floats, Floats]:
@@ -79,13 +99,19 @@ def _model(amounts: Floats, offset: Floats, theta: Floats) -> tuple[Floats, Floa
 
 
 def _scatter(
-    residual: Floats, weights: Floats, own_sd: Floats, normal: Floats, precision: Floats, expected: float
+    residual: Floats,
+    weights: Floats,
+    own_sd: Floats,
+    normal: Floats,
+    precision: Floats,
+    expected: float,
+    weight: float,
 ) -> float:
     """Scatter from the residuals, over the degrees of freedom that the factors leave, drawn towards the expected one."""
     taken = len(precision) - float(np.trace(np.linalg.solve(normal, precision)))
     spread = float(np.sum(weights * np.maximum(residual**2 - own_sd**2, 0.0)))
     free = max(float(weights.sum()) - taken, 0.0)
-    return float(np.sqrt((spread + _SCATTER_WEIGHT * expected**2) / (free + _SCATTER_WEIGHT)))
+    return float(np.sqrt((spread + weight * expected**2) / (free + weight)))
 
 
 def inflation(sensitivities: Floats) -> Floats:

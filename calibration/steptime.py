@@ -3,7 +3,8 @@ built from a deployment's physics and factors.
 
 A step is one forward pass: ``decode_seqs`` running sequences that get one token each, ``kv_tokens`` tokens of KV cache
 resident for those sequences (summed over them, one replica's count, not a GPU's share), and ``prefill_tokens`` prompt
-tokens computed in the same pass. The twin and the operating points take any :class:`StepModel`.
+tokens computed in the same pass, each after ``prefill_context`` tokens of its own prompt on average (None: one prompt that
+starts in this step, so half of it). The twin and the operating points take any :class:`StepModel`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 class StepModel(Protocol):
     """Seconds of one step. Both methods are pure and agree with each other, element by element."""
 
-    def step_s(self, decode_seqs: float, kv_tokens: float, prefill_tokens: float) -> float:
+    def step_s(
+        self, decode_seqs: float, kv_tokens: float, prefill_tokens: float, prefill_context: float | None = None
+    ) -> float:
         """Seconds of one step; arguments are >= 0 and need not be whole (averages are welcome)."""
         ...
 
@@ -56,7 +59,9 @@ class LinearStep:
         if not self.base_s > 0:
             raise InputError(f"base_s is {self.base_s}: expected > 0, for no step is free")
 
-    def step_s(self, decode_seqs: float, kv_tokens: float, prefill_tokens: float) -> float:
+    def step_s(
+        self, decode_seqs: float, kv_tokens: float, prefill_tokens: float, prefill_context: float | None = None
+    ) -> float:
         return (
             self.base_s
             + self.per_sequence_s * decode_seqs
@@ -69,11 +74,7 @@ class LinearStep:
 
 
 class StepTime(NamedTuple):
-    """The physics of one replica, with its factors. Additive, one term a method; no term is ever negative.
-
-    A prompt's attention is priced as of one prompt that starts in this step; :meth:`prompt_chunk_s` takes what a longer
-    prompt has behind it.
-    """
+    """The physics of one replica, with its factors. Additive, one term a method; no term is ever negative."""
 
     physics: Physics
     step_overhead_s: float
@@ -84,7 +85,9 @@ class StepTime(NamedTuple):
     attention_factor: float
     mixed_step_overhead_s: float
 
-    def step_s(self, decode_seqs: float, kv_tokens: float, prefill_tokens: float) -> float:
+    def step_s(
+        self, decode_seqs: float, kv_tokens: float, prefill_tokens: float, prefill_context: float | None = None
+    ) -> float:
         total = (
             self.step_overhead_s
             + self.experts_s(decode_seqs + prefill_tokens)
@@ -93,7 +96,8 @@ class StepTime(NamedTuple):
         )
         if prefill_tokens <= 0:
             return total
-        return total + self.mixed_step_overhead_s + self.prompt_chunk_s(prefill_tokens, 0.0)
+        before = 0.0 if prefill_context is None else prefill_context - prefill_tokens / 2
+        return total + self.mixed_step_overhead_s + self.prompt_chunk_s(prefill_tokens, before)
 
     def step_s_many(self, decode_seqs: Floats, kv_tokens: Floats, prefill_tokens: Floats) -> Floats:
         return _many(self, decode_seqs, kv_tokens, prefill_tokens)
@@ -109,8 +113,8 @@ class StepTime(NamedTuple):
         return self.kv_read_factor * self.physics.kv_bytes(decode_seqs, kv_tokens) / self.physics.bandwidth_bytes_per_s
 
     def prompt_chunk_s(self, tokens: float, context: float) -> float:
-        """Computing ``tokens`` of a prompt of which ``context`` tokens are already in the cache: matrix products, and
-        attention over all that came before."""
+        """Computing ``tokens`` of a prompt of which ``context`` tokens are already in the cache (below 0 where the tokens
+        are of several prompts): matrix products, and attention over all that came before."""
         products = self.physics.compute_s_per_token + self.physics.expert_compute_s_per_token
         attention = self.physics.attention_flops(tokens, context + tokens / 2) / self.physics.attention_flops_per_s
         return self.prefill_factor * products * tokens + self.attention_factor * attention

@@ -231,7 +231,11 @@ class Engine:
         return step if step.decode_tokens or step.prefill_tokens else None
 
     def _duration_s(self, step: Step) -> float:
-        seconds = self._step_s(step.decode_seqs, step.kv_tokens, step.prefill_tokens)
+        prompt = step.prefill_tokens
+        if prompt:
+            seconds = self._step_s(step.decode_seqs, step.kv_tokens, prompt, step.prefill_pairs / prompt)
+        else:
+            seconds = self._step_s(step.decode_seqs, step.kv_tokens, 0)
         if self._noise:
             seconds *= math.exp(self._noise_rng.gauss(-self._noise * self._noise / 2, self._noise))
         return seconds

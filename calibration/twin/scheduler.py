@@ -200,6 +200,7 @@ class Scheduler:
         return -(-tokens // self._block_size)
 
     def _compute(self, seq: Sequence, chunk: int, step: Step) -> None:
+        step.prefill_pairs += chunk * (seq.computed + chunk / 2)
         seq.computed += chunk
         step.prefill_tokens += chunk
         if seq.computed == seq.tokens:

@@ -19,6 +19,8 @@ class Step:
     kv_tokens: int = 0
     #: prompt (and recomputed) tokens computed
     prefill_tokens: int = 0
+    #: of each of them, the tokens of its own prompt before it, summed
+    prefill_pairs: float = 0.0
     #: sequences taken from the waiting queue, and those whose prefill ends here: they put out a token
     admitted: tuple[Sequence, ...] = ()
     completed: tuple[Sequence, ...] = ()

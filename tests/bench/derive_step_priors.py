@@ -27,7 +27,7 @@ from calibration.fit import TTFT_FACTORS
 from calibration.measurements import Measurement, read_measurements
 from calibration.physics import expected_share
 from calibration.priors import generation_of, physics_of, prior_factors, waits_for_scheduler
-from calibration.queueing import ahead_of, mean_step
+from calibration.queueing import ahead_s, launched_s, mean_step
 from calibration.regression import solve
 from calibration.serving import serving
 
@@ -272,10 +272,11 @@ def ttft_prices(kind: str) -> tuple[dict[str, float], Floats]:
         factors = prior_factors(row.deployment, served.physics)
         point = predict_point(row, served, factors)
         server = served._replace(pool=None).server(factors, row.shape)
-        step = mean_step(server, row.shape, point.running)
-        ahead = step.prompt_s * ahead_of(row.shape, row.users or point.users, step)
-        amounts.append([1.0, row.shape.prompt_tokens, step.mean_s, step.prompt_s, ahead])
-        offset.append(step.mean_s * (server.steps_in_flight if row.users else 0))
+        users = (row.users or point.users) / server.replicas
+        step = mean_step(server, row.shape, point.running / server.replicas, users if row.users else None)
+        ahead = ahead_s(row.shape, users, step)
+        amounts.append([1.0, row.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead])
+        offset.append(launched_s(server, step, follows=row.users is not None))
         measured.append(row.ttft_s)
         keys.append("|".join(map(str, row.deployment_key)))
     x, fixed, target = np.array(amounts), np.array(offset), np.array(measured)

@@ -13,7 +13,7 @@ from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.errors import InputError, NotIdentifiable
 from calibration.factors import FACTORS, FactorSet, factors_from_json
-from calibration.fit import ADVICE, Fit, fit, step_amounts
+from calibration.fit import ADVICE, OWN_STAGES, Fit, fit, step_amounts
 from calibration.observation import Observation
 from calibration.prediction import propagate
 from calibration.priors import prior_factors
@@ -60,7 +60,7 @@ def stages(
 
 
 def fitted(s: Serving, observations: list[Observation]) -> Fit:
-    return fit(s, prior_factors(s.deployment, s.physics), observations)
+    return fit(s, prior_factors(s.deployment, s.physics), observations, OWN_STAGES)
 
 
 def test_without_noise_the_truth_is_predicted_far_out() -> None:

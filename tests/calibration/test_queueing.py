@@ -70,11 +70,21 @@ def test_littles_law_holds_everywhere(
 def test_one_user_waits_for_nobody() -> None:
     point = closed_loop(DENSE, SHAPE, 1)
     step = DENSE.step
-    alone = step.step_s(point.running, point.resident_tokens, 0)
-    # one prompt in each 500 steps
-    prompt = (step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s) / 500 * point.running
-    assert point.tpot_s == pytest.approx(alone + prompt, rel=1e-3)
+    # its own prompt stretches none of its own steps
+    assert point.tpot_s == pytest.approx(step.step_s(1, SHAPE.mean_context, 0), rel=1e-9)
+    own = DENSE.prompt_factor * (step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s)
+    fixed = DENSE.request_overhead_s + 1000 * DENSE.request_token_s
+    assert point.ttft_s == pytest.approx(fixed + step.step_s(0, 0, 0) + own)
     assert point.running == pytest.approx(499 * point.tpot_s / (499 * point.tpot_s + point.ttft_s))
+
+
+def test_of_two_users_each_sees_the_other_s_prompts() -> None:
+    point = closed_loop(DENSE, SHAPE, 2)
+    step, share = DENSE.step, point.running / 2
+    alone = step.step_s(1 + share, (1 + share) * SHAPE.mean_context, 0)
+    # one prompt in a life of which the share is spent on 499 steps
+    prompt = (step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s) * share / 499
+    assert point.tpot_s == pytest.approx(alone + prompt, rel=1e-4)
 
 
 def test_more_users_bring_more_tokens_and_longer_steps() -> None:
@@ -116,11 +126,12 @@ def test_a_first_wave_waits_for_half_of_everybody() -> None:
 
 
 def test_a_request_that_follows_at_once_waits_for_steps_already_launched() -> None:
-    follows = closed_loop(DENSE, SHAPE, 1).ttft_s
-    alone = closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, think_s=1e-9), 1)
-    assert follows - alone.ttft_s == pytest.approx(2 * alone.tpot_s, rel=1e-3)
+    users = 32
+    follows = closed_loop(DENSE, SHAPE, users)
+    any_moment = closed_loop(DENSE, Shape(prompt_tokens=1000, output_tokens=500, think_s=1e-9), users)
+    assert follows.ttft_s - any_moment.ttft_s == pytest.approx(follows.tpot_s / 2, rel=5e-3)
     one_ahead = DENSE._replace(steps_in_flight=1)
-    assert closed_loop(one_ahead, SHAPE, 1).ttft_s == pytest.approx(follows - alone.tpot_s, rel=1e-3)
+    assert closed_loop(one_ahead, SHAPE, users).ttft_s == pytest.approx(follows.ttft_s - follows.tpot_s, rel=5e-3)
 
 
 def test_cached_prompts_are_held_but_not_computed() -> None:
