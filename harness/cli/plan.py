@@ -8,7 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, HelpFormatter
 from typing import TYPE_CHECKING, Any
 
 from calibration.errors import InputError
-from harness.cli import plan_limits, plan_probe, plan_write
+from harness.cli import calibrated, plan_limits, plan_probe, plan_write
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -60,6 +60,24 @@ def options() -> ArgumentParser:
         # a stated width: asking the terminal for its own loads shutil, a tenth of the time a plan may take
         formatter_class=lambda prog: HelpFormatter(prog, max_help_position=44, width=118),
     )
+    add_served(parser)
+    add = parser.add_argument_group("the requests").add_argument
+    add("--context", type=int, metavar="TOKENS", help="a request in flight, prompt and output, half of each")
+    add("--prompt-tokens", type=int, metavar="TOKENS", help="mean prompt, with --output-tokens")
+    add("--output-tokens", type=int, metavar="TOKENS", help="mean output, with --prompt-tokens")
+    plan_limits.add_options(parser)
+    add_engine(parser)
+    plan_probe.add_options(parser)
+    calibrated.add_options(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--explain", action="store_true", help="which physics decided each number, in plain words")
+    add("--json", action="store_true", help="one JSON document on standard output and nothing else")
+    plan_write.add_options(parser)
+    return parser
+
+
+def add_served(parser: ArgumentParser) -> None:
+    """Model, GPU, parallelism and formats."""
     add = parser.add_argument_group("what is served").add_argument
     add("--model", metavar="NAME|CONFIG.json", help="a catalog name, a Hugging Face id, or a config.json")
     add("--gpu", metavar="NAME[,NAME]", help="the GPU, as `vllm-harness gpus` names it; several are compared")
@@ -76,21 +94,9 @@ def options() -> ArgumentParser:
         help="auto, bf16, fp8, fp8_e5m2, fp8_ds_mla ...",
     )
     add("--dtype", metavar="DTYPE", help="activations: auto, bfloat16, float16, float32 (auto)")
-    add = parser.add_argument_group("the requests").add_argument
-    add("--context", type=int, metavar="TOKENS", help="a request in flight, prompt and output, half of each")
-    add("--prompt-tokens", type=int, metavar="TOKENS", help="mean prompt, with --output-tokens")
-    add("--output-tokens", type=int, metavar="TOKENS", help="mean output, with --prompt-tokens")
-    plan_limits.add_options(parser)
-    _add_engine(parser)
-    plan_probe.add_options(parser)
-    add = parser.add_argument_group("output").add_argument
-    add("--explain", action="store_true", help="which physics decided each number, in plain words")
-    add("--json", action="store_true", help="one JSON document on standard output and nothing else")
-    plan_write.add_options(parser)
-    return parser
 
 
-def _add_engine(parser: ArgumentParser) -> None:
+def add_engine(parser: ArgumentParser) -> None:
     """vLLM's own flags; a default in words is the version's and the device's."""
     add = parser.add_argument_group("vLLM's flags").add_argument
     add("--max-model-len", type=int, metavar="TOKENS", help="longest request (the model's context)")
@@ -160,6 +166,9 @@ def run(argv: list[str]) -> None:
     server = plan_probe.ask(asked)
     if server is not None and asked.model is None:
         asked.model = plan_probe.model_of(server)
+    if calibrated.speaks_alone(asked):
+        _run_calibrated(asked)
+        return
     model, gpus, tps, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
     build, load_of = _builders(asked, model)
     pps, kvs = plan_limits.several_numbers("pp", asked.pp), plan_limits.several(asked.kv, "auto")
@@ -168,12 +177,14 @@ def run(argv: list[str]) -> None:
     if asked.fit:
         from calibration.candidates import smallest_fit
 
+        calibrated.refuse_several(asked)
         plan = smallest_fit(gpus[0], weights[0], kvs[0], build, load_of)
     elif len(gpus) * len(tps) * len(pps) * len(weights) * len(kvs) > 1:
         from calibration.candidates import choices, compare
 
         plan_write.refuse_several(asked)
         plan_probe.refuse_several(asked)
+        calibrated.refuse_several(asked)
         _print_comparison(compare(choices(gpus, tps, pps, weights, kvs), build, load_of, slo), asked.json)
         return
     else:
@@ -182,12 +193,56 @@ def run(argv: list[str]) -> None:
             corrected = plan_probe.correct(server, deployment)
             deployment = corrected.correction.deployment
         plan = make_plan(deployment, load_of(deployment))
-    sizing = plan_limits.sizing_of(plan, asked)
-    if asked.json:
-        _print_json({**_document(plan, sizing), **plan_probe.document(corrected)})
-    else:
-        _print(plan, sizing, asked.explain, corrected)
+    known = calibrated.read(asked, plan.deployment)
+    sizing = plan_limits.sizing_of(plan, asked) if known is None else calibrated.sizing_of(plan, asked, known)
+    _say(plan, sizing, asked, corrected, known)
     plan_write.write(asked, model, plan)
+
+
+def _run_calibrated(asked: Namespace) -> None:
+    """The plan of the deployment that a calibration is of."""
+    from calibration.plan import make_plan, resolve_load
+
+    if asked.write is not None or asked.fit:
+        option = "--fit" if asked.fit else "--write"
+        raise InputError(
+            f"{option} with --calibration, expected the deployment's own options", "give --model and --gpu"
+        )
+    known = calibrated.read(asked, None)
+    assert known is not None
+    load = resolve_load(known.deployment.max_model_len, asked.context, asked.prompt_tokens, asked.output_tokens)
+    plan = make_plan(known.deployment, load)
+    _say(plan, calibrated.sizing_of(plan, asked, known), asked, None, known)
+
+
+def _say(
+    plan: Plan,
+    sizing: Sizing | None,
+    asked: Namespace,
+    corrected: plan_probe.Corrected | None,
+    known: calibrated.Known | None,
+) -> None:
+    if asked.json:
+        _print_json({**_document(plan, sizing), **plan_probe.document(corrected), **calibrated.document(known)})
+        return
+    _print(plan, sizing, asked.explain, corrected)
+    if known is not None:
+        calibrated.show(known)
+
+
+def one_deployment(asked: Namespace) -> Deployment:
+    """The one deployment that the options of :func:`add_served` and :func:`add_engine` name.
+
+    Raises:
+        InputError: they name several, or a value that cannot be.
+    """
+    model, gpus, tps, weights = _with_preset(asked.preset, asked.model, asked.gpu, asked.tp, asked.weights)
+    build, _ = _builders(asked, model)
+    pps, kvs = plan_limits.several_numbers("pp", asked.pp), plan_limits.several(asked.kv, "auto")
+    for name, values in (("gpu", gpus), ("tp", tps), ("pp", pps), ("weights", weights), ("kv", kvs)):
+        if len(values) > 1:
+            raise InputError(f"{name} = {', '.join(map(str, values))}, expected one of them", "`plan` compares several")
+    return build(gpus[0], tps[0], pps[0], weights[0], kvs[0])
 
 
 def _builders(asked: Namespace, model: str) -> tuple[Build, LoadOf]:

@@ -1,0 +1,85 @@
+"""Factors for another deployment than the one they were fitted to.
+
+On one GPU and with one engine the physics of a step is priced alike: what a fit found a factor to be over its prior
+(kernels better or worse than the generation's) says something of the same factor for another model, another tensor
+parallelism or another format. It says less than a measurement: of the spread between deployments that the prior states,
+:data:`KEPT` stays, on top of the fit's own. On another GPU nothing is known. Flags that bound the scheduler (how many
+sequences, how long, how large a pool) price no step: there the factors stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from calibration.calibration_file import Calibration, Difference, differences
+from calibration.deployment import Deployment
+from calibration.errors import InputError
+from calibration.factors import Covariance, Factor, FactorSet
+from calibration.priors import prior_factors
+
+#: of the prior's spread, that stays when a factor is carried to another deployment. Chosen, not measured: a fitted factor
+#: told nothing at all of another deployment would be 1, told everything 0
+KEPT = 0.5
+#: what bounds requests and prices no step
+_BOUNDS = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "dp", "enable_prefix_caching", "pool"})
+#: another device is another physics
+_NEVER = frozenset({"gpu", "device"})
+
+
+def factors_for(calibration: Calibration, deployment: Deployment, *, transfer: bool) -> FactorSet:
+    """The calibration's factors for a deployment: as they are where it is the calibrated one, as priors where it is not.
+
+    Raises:
+        InputError: it is not the calibrated one and no transfer was asked for, or the device is another.
+    """
+    found = differences(calibration, deployment)
+    if not found:
+        return calibration.factors
+    said = "; ".join(map(str, found))
+    if not transfer:
+        raise InputError(
+            f"the calibration is of another deployment: {said}",
+            "leave the deployment's options out to take the calibrated one, or carry its factors over with --transfer",
+        )
+    never = [str(difference) for difference in found if difference.key in _NEVER]
+    if never:
+        raise InputError(
+            f"factors of one device say nothing of another: {'; '.join(never)}", "calibrate there, or plan without"
+        )
+    if all(difference.key in _BOUNDS for difference in found):
+        return calibration.factors
+    return _carried(calibration, prior_factors(deployment), found)
+
+
+def _carried(calibration: Calibration, prior: FactorSet, found: Sequence[Difference]) -> FactorSet:
+    source = "transferred from another deployment (" + "; ".join(map(str, found)) + ")"
+    factors = [_one(calibration.factors[name], own, source) for name, own in prior.factors.items()]
+    added = {factor.name: KEPT * factor.prior_log_sd for factor in factors}
+    # what was fitted together stays correlated; what is added varies alone
+    covariances = tuple(
+        Covariance(
+            c.names,
+            tuple(
+                tuple(value + (added[name] ** 2 if row == column else 0.0) for column, value in enumerate(values))
+                for row, (name, values) in enumerate(zip(c.names, c.matrix, strict=True))
+            ),
+        )
+        for c in calibration.factors.covariances
+    )
+    return FactorSet(
+        {factor.name: factor for factor in factors}, calibration.factors.residual_log_sd, None, covariances
+    )
+
+
+def _one(fitted: Factor, own: Factor, source: str) -> Factor:
+    """The deployment's own prior, moved as the fit moved the other's."""
+    if fitted.prior_value <= 0 or fitted.value <= 0:
+        return own
+    return replace(
+        own,
+        value=own.value * fitted.value / fitted.prior_value,
+        log_sd=math.hypot(fitted.log_sd, KEPT * own.log_sd),
+        source=source if fitted.identified else f"{own.source}; not identified where it was calibrated",
+    )
