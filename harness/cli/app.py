@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "export": "Runs in other tools' formats, and their results as runs.",
     "metrics": "Read a /metrics text (file or URL) the way a ramp does.",
     "twin": "Serve the twin: vLLM's scheduler behind the OpenAI API, no GPU.",
+    "ui": "The page: size with sliders, look at runs, watch a ramp.",
     "profiles": "List the load profiles there are.",
     "models": "List the models of the catalog.",
     "gpus": "List the GPUs of the catalog.",

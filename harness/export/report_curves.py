@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibration.prediction import Estimate, propagate
 from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
-from harness.export.charts import Axis, Chart, Mark, Series, Style
+from harness.export.charts import Axis, Chart, Mark, Series
 from harness.export.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ Stage = Mapping[str, Any]
 POINTS = 25
 #: users span more than this from least to most: a logarithmic axis
 _LOG_SPAN = 6.0
-#: a 90 % interval of a mean, in standard errors
-_Z90 = 1.645
 
 
 class Metric(NamedTuple):
@@ -116,16 +113,15 @@ def _curve(
     metric: Metric, axis: Axis, rows: Sequence[Stage], users: list[float], more: list[Series], marks: list[Mark]
 ) -> Chart:
     if metric.key == "throughput":
-        measured = [Series(name="measured", x=users, y=[s["output_tokens_per_s"] for s in rows])]
-        note = ""
+        measured = [
+            _with_intervals("measured", rows, users, "output_tokens_per_s", [s["output_tokens_per_s"] for s in rows])
+        ]
     else:
-        stats = [s[f"{metric.key}_ms"] for s in rows]
-        ends = [_mean_interval(s) for s in stats]
-        low, high = [e and e[0] for e in ends], [e and e[1] for e in ends]
-        mean = Series(name="measured mean", x=users, y=[s["mean"] for s in stats], low=low, high=high)
-        tail: Style = "trace"
-        measured = [mean, Series(name="measured p99", x=users, y=[s["p99"] for s in stats], style=tail, look=3)]
-        note = "Whiskers are 90 % intervals of the mean, requests taken as independent."
+        key = f"{metric.key}_ms"
+        mean = _with_intervals("measured mean", rows, users, key, [s[key]["mean"] for s in rows])
+        tail = Series(name="measured p99", x=users, y=[s[key]["p99"] for s in rows], style="trace", look=3)
+        measured = [mean, tail]
+    sure = bool(measured[0].low)
     return Chart(
         key=f"curve-{metric.key}",
         title=metric.title,
@@ -133,16 +129,16 @@ def _curve(
         y=Axis(label=metric.unit),
         series=[*more, *measured],
         marks=marks,
-        note=note,
+        note="Whiskers are 90 % intervals of the mean." if sure else "",
     )
 
 
-def _mean_interval(stats: Mapping[str, Any]) -> tuple[float, float] | None:
-    """A 90 % interval of a mean from count and standard deviation; None from fewer than two."""
-    if stats["mean"] is None or stats["n"] < 2:
-        return None
-    half = _Z90 * stats["std"] / math.sqrt(stats["n"] - 1)
-    return max(0.0, stats["mean"] - half), stats["mean"] + half
+def _with_intervals(name: str, rows: Sequence[Stage], users: list[float], key: str, y: list[float | None]) -> Series:
+    """A measured curve with the intervals that the summary has of its means; runs of older versions have none."""
+    ends = [(stage.get("intervals") or {}).get(key) for stage in rows]
+    if not any(ends):
+        return Series(name=name, x=users, y=y)
+    return Series(name=name, x=users, y=y, low=[e and e["low"] for e in ends], high=[e and e["high"] for e in ends])
 
 
 def over_time(line: Timeline, stages: Sequence[Stage]) -> list[Chart]:

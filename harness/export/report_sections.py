@@ -30,7 +30,10 @@ _WORDS = (
         "tokens by their arrival in the window, the part of a stage where the level was held, over its length",
     ),
     ("wall", "users at which the KV pool is full: requests wait for room, or running ones are preempted"),
-    ("knee", f"users beyond which an added user brings under {KNEE_SLOPE:.0%} of the throughput that the first one brought"),
+    (
+        "knee",
+        f"users beyond which an added user brings under {KNEE_SLOPE:.0%} of the throughput that the first one brought",
+    ),
     ("lock step, staggered", "all streams at their end at once; or spread over their outputs, as in steady traffic"),
     ("–", "not measured; never the same as 0"),
 )

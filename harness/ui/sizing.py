@@ -1,0 +1,225 @@
+"""One sizing: what the page asks, strictly read, through the functions that ``plan`` calls, to what the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calibration.architecture import Architecture
+from calibration.artifacts import SCRIPT_NAME, compose_file, launch_script, plan_launch, served_model
+from calibration.calibration_file import Calibration, calibration_from_json, mismatches
+from calibration.catalog import find_gpu, gpu_entries, model_entries, model_entry
+from calibration.deployment import resolve_deployment
+from calibration.errors import InputError
+from calibration.factors import FactorSet
+from calibration.families import read_config
+from calibration.limits import Sizing, Slo, size
+from calibration.plan import Plan, make_plan, resolve_load
+from calibration.priors import physics_of, prior_factors
+from calibration.queueing import Shape
+from calibration.serving import Serving
+from harness.cli.plan import PRESETS
+from harness.cli.plan_view import document
+from harness.cli.plan_write import COMPOSE_NAME
+from harness.export.charts import Axis, Chart, Mark, Series
+from harness.export.report_curves import METRICS, predicted, predicted_series, spread
+
+WEIGHTS = ("auto", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
+KV = ("auto", "bf16", "fp8", "fp8_e5m2", "fp8_ds_mla")
+
+#: points of a curve, and how far beyond the first hard limit it goes
+_POINTS = 11
+_BEYOND = 1.5
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class Asked(BaseModel):
+    """A sizing as the page asks for it; names as of ``plan``'s options. None is vLLM's default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: Annotated[str, Field(max_length=200)] | None = None
+    #: the content of a config.json instead of a name, and what to call it
+    config: dict[str, Any] | None = None
+    config_name: Annotated[str, Field(max_length=200)] = "config.json"
+    gpu: Annotated[str, Field(max_length=100)]
+    weights: Annotated[str, Field(max_length=40)] = "auto"
+    kv: Annotated[str, Field(max_length=40)] = "auto"
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    max_model_len: Count | None = None
+    prompt_tokens: Count
+    output_tokens: Count
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    slo_ttft_ms: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    slo_tpot_ms: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    #: a run in results/ that was calibrated, or the content of a calibration file
+    calibration_run: Annotated[str, Field(max_length=300)] | None = None
+    calibration: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A plan and what follows from it; ``sizing`` is None where it does not fit."""
+
+    asked: Asked
+    plan: Plan
+    sizing: Sizing | None
+    factors: FactorSet | None
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The document of ``plan --json``."""
+        return document(self.plan, self.sizing)
+
+
+def asked_of(content: object) -> Asked:
+    """What the page asks.
+
+    Raises:
+        InputError: a key that is unknown, missing or holds something else; names it.
+    """
+    try:
+        return Asked.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the request"
+        raise InputError(f"{key}: {first['msg'].lower()}, not {first['input']!r:.80}") from error
+
+
+def size_up(asked: Asked, calibration_of_run: Callable[[str], Calibration]) -> Sized:
+    """Size a deployment.
+
+    Args:
+        calibration_of_run: the calibration of a run in results/, by name.
+
+    Raises:
+        InputError: a value that cannot be, or that vLLM refuses at start.
+        Unsupported: a model, format or combination that is not known.
+        UsageError: the run is not there or was not calibrated.
+    """
+    deployment = resolve_deployment(
+        _architecture(asked),
+        gpu=find_gpu(asked.gpu),
+        tp=asked.tp,
+        pp=asked.pp,
+        dp=asked.dp,
+        weights=asked.weights,
+        kv=asked.kv,
+        max_model_len=asked.max_model_len,
+        max_num_seqs=asked.max_num_seqs,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+    )
+    load = resolve_load(deployment.max_model_len, None, asked.prompt_tokens, asked.output_tokens)
+    plan = make_plan(deployment, load)
+    calibration = _calibration(asked, calibration_of_run)
+    factors = None if calibration is None else calibration.factors
+    seconds = {key: None if ms is None else ms / 1e3 for key, ms in _limits(asked).items()}
+    notes = (
+        ()
+        if calibration is None
+        else tuple(f"calibrated for another server: {m}" for m in mismatches(calibration, deployment))
+    )
+    return Sized(asked, plan, size(plan, Slo(**seconds), factors), factors, notes)
+
+
+def _limits(asked: Asked) -> dict[str, float | None]:
+    return {"ttft_s": asked.slo_ttft_ms, "tpot_s": asked.slo_tpot_ms}
+
+
+def _architecture(asked: Asked) -> Architecture:
+    """From the catalog or the given content; a path is never opened."""
+    if (asked.model is None) == (asked.config is None):
+        raise InputError("expected either model, a name of the catalog, or config, the content of a config.json")
+    if asked.config is not None:
+        return read_config(asked.config, asked.config_name)
+    assert asked.model is not None
+    return model_entry(asked.model).architecture
+
+
+def _calibration(asked: Asked, of_run: Callable[[str], Calibration]) -> Calibration | None:
+    if asked.calibration is not None and asked.calibration_run is not None:
+        raise InputError("calibration and calibration_run, expected one of them")
+    if asked.calibration is not None:
+        return calibration_from_json(asked.calibration)
+    return None if asked.calibration_run is None else of_run(asked.calibration_run)
+
+
+def curves(sized: list[Sized], names: list[str]) -> list[Chart]:
+    """Throughput, TTFT and TPOT over users, a curve with its interval for each deployment that fits."""
+    drawn = [(name, i, s, *_over_users(s)) for i, (name, s) in enumerate(zip(names, sized, strict=True), 1) if s.sizing]
+    if not drawn:
+        return []
+    charts, marks = [], _walls(drawn[0][2]) if len(drawn) == 1 else []
+    for metric in METRICS:
+        series: list[Series] = [
+            predicted_series(name, users, found[metric.key], metric.scale, look)
+            for name, look, _, users, found in drawn
+        ]
+        axis = Axis(label="users", log=True)
+        charts.append(
+            Chart(
+                key=f"size-{metric.key}",
+                title=metric.title,
+                x=axis,
+                y=Axis(label=metric.unit),
+                series=series,
+                marks=marks,
+            )
+        )
+    return charts
+
+
+def _walls(sized: Sized) -> list[Mark]:
+    """Where the pool of one deployment fills: from all streams at their end to spread evenly."""
+    assert sized.sizing is not None
+    limits = sized.sizing.limits
+    return [Mark(label="the pool fills", low=limits.kv_full, high=limits.kv_staggered)]
+
+
+def _over_users(sized: Sized) -> tuple[list[float], Mapping[str, Any]]:
+    assert sized.sizing is not None
+    plan = sized.plan
+    served = Serving(plan.deployment, physics_of(plan.deployment), plan.memory.pool)
+    factors = sized.factors or prior_factors(plan.deployment, served.physics)
+    limits = sized.sizing.limits
+    users = spread(1.0, max(2.0, _BEYOND * min(limits.kv_staggered, limits.max_num_seqs)), _POINTS)
+    shape = Shape(prompt_tokens=plan.load.prompt_tokens, output_tokens=plan.load.output_tokens)
+    return users, predicted(served, factors, shape, users)
+
+
+def launch_files(sized: Sized) -> dict[str, Any]:
+    """The launch script and the compose file of a plan, as ``plan --write`` leaves them.
+
+    Raises:
+        InputError: it does not fit, or this vLLM version refuses a flag that the plan means.
+    """
+    if not sized.plan.memory.fits:
+        raise InputError(f"no launch files: the plan does not fit, {sized.plan.memory.reason}")
+    # of a config.json that was dropped here, whoever starts it names the checkpoint
+    model = None if sized.asked.model is None else served_model(sized.asked.model)
+    launch = plan_launch(sized.plan.deployment, model)
+    files = {SCRIPT_NAME: launch_script(launch), COMPOSE_NAME: compose_file(launch)}
+    return {"files": files, "notes": list(launch.notes)}
+
+
+def catalog() -> dict[str, Any]:
+    """What the controls offer."""
+    return {
+        "models": [{"name": m.name, "context": m.architecture.context} for m in model_entries()],
+        "gpus": [{"name": gpu.name, "title": gpu.title} for gpu in gpu_entries()],
+        "weights": list(WEIGHTS),
+        "kv": list(KV),
+        "presets": [
+            {"name": name, "model": model, "gpu": gpu, "tp": tp, "weights": weights}
+            for name, (model, gpu, tp, weights) in PRESETS.items()
+        ],
+    }
