@@ -17,7 +17,7 @@ import numpy.typing as npt
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
 from calibration.observation import Observation
-from calibration.queueing import ahead_s, launched_s, mean_step, mix_of
+from calibration.queueing import ahead_s, launched_s, mean_step, mix_of, others_of
 from calibration.regression import SCATTER_WEIGHT, condition, inflation, solve
 from calibration.serving import Serving
 
@@ -27,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 _NARROWED = 0.7
 #: fewer observations than this tell nothing about a server
 FEWEST_OBSERVATIONS = 3
+_STEP_ROUNDS = 3
 
 TTFT_FACTORS = REQUEST_FACTORS
 
@@ -99,7 +100,11 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
         )
     names = [name for name in STEP_FACTORS if name != "expert_read_factor" or served.physics.experts]
     expected = scatter or Scatter(prior.residual_log_sd.get("tpot", 0.05), prior.residual_log_sd.get("ttft", 0.1))
-    step = _Stage(names, *_step_design(served, names, known), prior, expected.tpot, expected.weight)
+    step = _Stage(names, *_step_design(served, names, prior, known), prior, expected.tpot, expected.weight)
+    for _ in range(_STEP_ROUNDS):
+        # how many decode beside a stream depends a little on how long a prompt's own step is
+        design = _step_design(served, names, step.updated(prior), known)
+        step = _Stage(names, *design, prior, expected.tpot, expected.weight)
     factors = step.updated(prior)
     timed = [o for o in known if o.ttft_s is not None]
     last = _Stage(list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, expected.ttft, expected.weight)
@@ -180,25 +185,32 @@ class _Stage:
 
 
 def _step_design(
-    served: Serving, names: Sequence[str], known: Sequence[Observation]
+    served: Serving, names: Sequence[str], factors: FactorSet, known: Sequence[Observation]
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Amounts of the step's factors in each observation, no offset, TPOT and its standard error."""
-    rows = [step_amounts(served, o) for o in known]
+    rows = [step_amounts(served, o, others_beside(served, factors, o)) for o in known]
     amounts = np.array([[row[name] for name in names] for row in rows])
     return amounts, np.zeros(len(known)), np.array([o.tpot_s for o in known]), np.array([o.tpot_log_sd for o in known])
 
 
-def step_amounts(served: Serving, observation: Observation) -> dict[str, float]:
-    """What each factor of the step multiplies in the mean step of an observation."""
+def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
+    """Sequences of one replica that decoded beside a stream, by its measured times; the factors tell how long a prompt's
+    own step is."""
+    # the stages ran below the wall, so the pool has no say
+    server = served._replace(pool=None).server(factors, o.shape)
+    users, decoding = o.users / server.replicas, o.decoding / server.replicas
+    step = mean_step(server, o.shape, max(0.0, users - 1.0) * min(1.0, decoding / users), users)
+    ttft_s = o.ttft_s
+    if ttft_s is None:
+        ttft_s = max(0.0, (users / decoding - 1.0) * o.shape.decode_steps * o.tpot_s - o.shape.think_s)
+    return others_of(o.shape, users, step._replace(mean_s=o.tpot_s), ttft_s)
+
+
+def step_amounts(served: Serving, observation: Observation, others: float) -> dict[str, float]:
+    """What each factor of the step multiplies in the mean step of an observation, with ``others`` beside a stream."""
     p, d, shape = served.physics, served.deployment, observation.shape
     tokens, cached = shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens
-    mix = mix_of(
-        shape,
-        observation.decoding / d.dp,
-        observation.users / d.dp,
-        budget=d.max_num_batched_tokens,
-        micro_batches=d.pp,
-    )
+    mix = mix_of(shape, others, budget=d.max_num_batched_tokens, micro_batches=d.pp)
     chunk = tokens / mix.chunks
     hit = p.expert_bytes_hit(mix.seen) * (1 - mix.mixed) + p.expert_bytes_hit(mix.seen + chunk) * mix.mixed
     ideal = p.compute_s_per_token + p.expert_compute_s_per_token
@@ -223,7 +235,7 @@ def _ttft_design(
     for i, o in enumerate(timed):
         server = without_pool.server(factors, o.shape)
         users = o.users / server.replicas
-        step = mean_step(server, o.shape, o.decoding / server.replicas, users)
+        step = mean_step(server, o.shape, others_beside(served, factors, o), users)
         ahead = ahead_s(o.shape, users, step)
         amounts[i] = (1.0, o.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead)
         offset[i] = launched_s(server, step, follows=o.shape.think_s == 0)

@@ -6,8 +6,8 @@ holds: of N users, those running are the share of a request's life that is spent
     B = N * D / (F + D + Z),   D = (osl - 1) * T(B),   F = time to the first token,   Z = think time
 
 and a step lasts what the sequences in it cost, plus the prompts that pass through it: every sequence that ends brings a
-new prompt, which stretches the steps of all others that run. Both sides are continuous in B and the root is bracketed by
-[0, N].
+new prompt, which stretches the steps of all others that run. What is solved
+for is the number that decode beside one stream, between 0 and N - 1.
 
 Where the pool or ``max_num_seqs`` holds fewer than would run, those are the sequences that run: throughput stands still and
 the rest of the users wait, in front of their first token. What is given there is the mean of the plateau, without
@@ -29,7 +29,7 @@ Regime = Literal["below_limits", "kv_full", "max_num_seqs"]
 #: a root is found to this share of its bracket
 _TOLERANCE = 1e-9
 _ROUNDS = 60
-_USER_ROUNDS = 8
+_USER_ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +132,10 @@ class OperatingPoint(NamedTuple):
 class MeanStep(NamedTuple):
     """A mean step of one micro-batch as a running stream sees it, and what a new prompt meets.
 
-    ``mean_s``: between two tokens of a running stream. ``work_s``: what a prompt adds to a step that has another in it.
-    ``prompts``: of others that start in such a step, and
-    ``prompt_load`` their share of its time. ``busy``: how likely somebody else decodes when a request comes, and
-    ``beside_s``: a step of those, in which a prompt is computed for ``prompt_s`` more.
+    ``mean_s``: between two tokens of a running stream. ``prompts`` of others are computed in such a step, ``prompt_load``
+    is their share of its time, and ``work_s`` what one adds to a step that has another in it. ``beside_s``: a step of the
+    others alone, in which a prompt is computed for ``prompt_s`` more, in ``chunks``. ``busy``: how likely there is
+    somebody else when a request comes.
     """
 
     mean_s: float
@@ -145,52 +145,75 @@ class MeanStep(NamedTuple):
     prompts: float
     beside_s: float
     busy: float
+    chunks: int
 
 
 class Mix(NamedTuple):
     """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
-    them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others start in it, each in ``chunks``; the
-    share ``mixed`` of steps has one in it; ``busy`` is how likely somebody else decodes when a request comes."""
+    them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others are computed in it, each in
+    ``chunks``; the share ``mixed`` of steps has one in it."""
 
     seen: float
     beside: float
     prompts: float
     chunks: int
     mixed: float
-    busy: float
 
 
-def mix_of(shape: Shape, running: float, users: float | None, *, budget: float, micro_batches: int) -> Mix:
-    """The mix at ``running`` decoding sequences of one replica.
-
-    A stream sees itself and the others: of ``users`` users who decode the share q = running / users of their time it sees
-    ``1 + (users - 1) q`` decode, and each of the others begins one prompt in a life of which q is spent decoding, so
-    ``(users - 1) q`` prompts in its ``osl - 1`` steps; its own prompt never stretches its own output. ``users`` None is
-    a stream of independent arrivals, where everybody else is ``running``.
-
-    Prompts come in chunks of at most the token ``budget`` that decoding leaves.
-    """
-    share = 0.0 if users is None else min(1.0, running / users)
-    others = running if users is None else max(0.0, users - 1.0) * share
+def mix_of(shape: Shape, others: float, *, budget: float, micro_batches: int) -> Mix:
+    """The mix where ``others`` decode beside a running stream. Each of them begins one prompt every ``osl - 1`` steps that
+    it decodes; a stream's own prompt never stretches its own output. Prompts come in chunks of at most the token
+    ``budget`` that decoding leaves."""
     seen, beside = (1.0 + others) / micro_batches, others / micro_batches
     chunks = max(1, math.ceil(shape.computed_tokens / max(1.0, budget - seen)))
     prompts = others / shape.decode_steps / micro_batches
-    busy = 1.0 if users is None else 1.0 - (1.0 - share) ** max(0.0, users - 1.0)
-    return Mix(seen, beside, prompts, chunks, -math.expm1(-prompts * chunks), busy)
+    return Mix(seen, beside, prompts, chunks, -math.expm1(-prompts * chunks))
 
 
-def mean_step(server: Server, shape: Shape, running: float, users: float | None = None) -> MeanStep:
+def mean_step(server: Server, shape: Shape, others: float, users: float | None = None) -> MeanStep:
     """Decode alone, and the prompts that pass through (:func:`mix_of`). What a mixed step costs whatever the prompt's
-    length is shared by the prompts of one step."""
+    length is shared by the prompts of one step.
+
+    Args:
+        others: sequences of one replica that decode beside a running stream.
+        users: of one replica, where they are so many; None for independent arrivals.
+    """
     step, tokens = server.step, shape.computed_tokens
-    mix = mix_of(shape, running, users, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
+    mix = mix_of(shape, others, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
     chunk = tokens / mix.chunks
     own = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
     decode = step.step_s(mix.seen, mix.seen * shape.mean_context, 0.0)
     mean = decode + mix.prompts * own + mix.mixed * _mixed_s(step, mix.seen, chunk)
     beside = step.step_s(mix.beside, mix.beside * shape.mean_context, 0.0)
-    prompt = own + mix.chunks * _mixed_s(step, mix.beside, chunk) + (mix.chunks - 1) * beside
-    return MeanStep(mean, prompt, own, (mean - decode) / mean, mix.prompts, beside, mix.busy)
+    return MeanStep(
+        mean_s=mean,
+        prompt_s=own + mix.chunks * _mixed_s(step, mix.beside, chunk) + (mix.chunks - 1) * beside,
+        work_s=own,
+        prompt_load=(mean - decode) / mean,
+        prompts=mix.prompts,
+        beside_s=beside,
+        busy=_busy(others, users),
+        chunks=mix.chunks,
+    )
+
+
+def _busy(others: float, users: float | None) -> float:
+    """How likely at least one of the others is there."""
+    if users is None:
+        return -math.expm1(-others)
+    return 0.0 if users <= 1 else 1.0 - (1.0 - min(1.0, others / (users - 1.0))) ** (users - 1.0)
+
+
+def others_of(shape: Shape, users: float, step: MeanStep, ttft_s: float) -> float:
+    """Sequences that decode beside a running stream, of ``users`` of one replica who have this step and first token.
+
+    Counted in steps, as they are what a stream's tokens come in: every other user decodes ``osl - 1`` steps of a cycle
+    that has besides the steps of its prompt, and the time it waits and thinks in mean steps. A prompt's step is one step
+    however long it lasts, so in the time of steps fewer would seem to decode than a stream meets.
+    """
+    waited_s = max(0.0, ttft_s - step.prompt_s - step.beside_s) + shape.think_s
+    cycle = shape.decode_steps + step.chunks + waited_s / step.mean_s
+    return max(0.0, users - 1.0) * shape.decode_steps / cycle
 
 
 def _mixed_s(step: StepTime, decoding: float, chunk: float) -> float:
@@ -235,12 +258,17 @@ def closed_loop(server: Server, shape: Shape, users: float) -> OperatingPoint:
     if not users > 0:
         raise InputError(f"users = {users!r}, expected more than 0")
     each = users / server.replicas
-    limit = server.most_running
-    low, high = 0.0, min(each, limit)
-    if _wants(server, shape, each, high) >= high and high < each:
-        return _full(server, shape, each, limit)
-    running = falling_root(lambda batch: _wants(server, shape, each, batch) - batch, low, high)
-    return _point(server, shape, each, running, None)
+    room, most = server.most_running - 1.0, max(0.0, each - 1.0)
+    if room < most and _settled(server, shape, each, max(0.0, room)) >= room:
+        return _full(server, shape, each, server.most_running)
+    others = falling_root(lambda guess: _settled(server, shape, each, guess) - guess, 0.0, most)
+    return _point(server, shape, each, mean_step(server, shape, others, each))
+
+
+def _settled(server: Server, shape: Shape, users: float, others: float) -> float:
+    """Of ``users`` users, those that would decode beside a stream if a step were that of ``others`` beside it."""
+    step = mean_step(server, shape, others, users)
+    return others_of(shape, users, step, _ttft_s(server, shape, users, step, follows=shape.think_s == 0))
 
 
 def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
@@ -273,35 +301,32 @@ def at_running(server: Server, shape: Shape, running: float) -> OperatingPoint:
     """The operating point at which ``running`` sequences of one replica decode, in a steady state below every limit: the
     users that keep so many running follow."""
     steady = replace(shape, requests_per_user=None)
-    users = running
-    # a user more or less hardly moves the step that tells how many there are
+    users, others = max(running, 1e-9), max(0.0, running - 1.0)
     for _ in range(_USER_ROUNDS):
-        step = mean_step(server, steady, running, users)
+        step = mean_step(server, steady, others, users)
         first = _ttft_s(server, steady, users, step, follows=shape.think_s == 0)
+        others = others_of(steady, users, step, first)
         decoding = shape.decode_steps * step.mean_s
         users = running * (first + decoding + shape.think_s) / decoding
-    return _point(server, steady, users, running, None)
-
-
-def _wants(server: Server, shape: Shape, users: float, running: float) -> float:
-    """Of ``users`` users, those that would run if a step were that of ``running`` sequences."""
-    step = mean_step(server, shape, running, users)
-    decoding = shape.decode_steps * step.mean_s
-    return (
-        users * decoding / (decoding + _ttft_s(server, shape, users, step, follows=shape.think_s == 0) + shape.think_s)
-    )
+    return _point(server, steady, users, mean_step(server, steady, others, users))
 
 
 def _point(
-    server: Server, shape: Shape, users: float, running: float, ttft_s: float | None, step: MeanStep | None = None
+    server: Server,
+    shape: Shape,
+    users: float,
+    step: MeanStep,
+    ttft_s: float | None = None,
+    full: float | None = None,
 ) -> OperatingPoint:
-    step = mean_step(server, shape, running, users) if step is None else step
+    """The point at which a step is ``step``; beyond a limit ``full`` sequences run, and the first token takes ``ttft_s``."""
     first = _ttft_s(server, shape, users, step, follows=shape.think_s == 0) if ttft_s is None else ttft_s
     decoding = shape.decode_steps * step.mean_s
     rate = users / (first + decoding + shape.think_s)
+    running = rate * decoding if full is None else full
     return OperatingPoint(
         users=users * server.replicas,
-        regime="below_limits" if ttft_s is None else server.full_regime,
+        regime="below_limits" if full is None else server.full_regime,
         running=running * server.replicas,
         resident_tokens=running * shape.mean_context * server.replicas,
         tpot_s=step.mean_s,
@@ -313,13 +338,13 @@ def _point(
 
 def _full(server: Server, shape: Shape, users: float, running: float) -> OperatingPoint:
     """``running`` sequences run and no more: a request's life among them sets the rate, the users who are too many wait."""
-    step = mean_step(server, shape, running, running)
+    step = mean_step(server, shape, max(0.0, running - 1.0), running)
     decoding = shape.decode_steps * step.mean_s
     rate = running / (decoding + step.prompt_s)
     first = max(
         users / rate - decoding - shape.think_s, _ttft_s(server, shape, running, step, follows=shape.think_s == 0)
     )
-    return _point(server, shape, users, running, first, step)
+    return _point(server, shape, users, step, first, running)
 
 
 def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingPoint | None:
@@ -336,16 +361,21 @@ def open_loop(server: Server, shape: Shape, requests_per_s: float) -> OperatingP
     if _served(server, steady, high) <= rate:
         return None
     running = falling_root(lambda batch: rate - _served(server, steady, batch), 0.0, high)
-    step = mean_step(server, steady, running)
+    step = mean_step(server, steady, _met(server, running))
     first = _ttft_s(server, steady, running, step, follows=False)
     users = rate * (first + steady.decode_steps * step.mean_s)
-    return _point(server, steady, users, running, first, step)._replace(regime="below_limits")
+    return _point(server, steady, users, step, first)
 
 
 def _served(server: Server, shape: Shape, running: float) -> float:
     """Requests a second that ``running`` sequences finish on one replica."""
-    step = mean_step(server, shape, running)
+    step = mean_step(server, shape, _met(server, running))
     return running / max(shape.decode_steps * step.mean_s, step.prompt_s)
+
+
+def _met(server: Server, running: float) -> float:
+    """Sequences beside a stream where arrivals are independent: as many as run on average, while there is room."""
+    return min(running, max(0.0, server.most_running - 1.0))
 
 
 def most_requests_per_s(server: Server, shape: Shape) -> float:

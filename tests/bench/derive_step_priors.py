@@ -273,7 +273,9 @@ def ttft_prices(kind: str) -> tuple[dict[str, float], Floats]:
         point = predict_point(row, served, factors)
         server = served._replace(pool=None).server(factors, row.shape)
         users = (row.users or point.users) / server.replicas
-        step = mean_step(server, row.shape, point.running / server.replicas, users if row.users else None)
+        running = point.running / server.replicas
+        others = max(0.0, running * (users - 1) / users) if row.users else running
+        step = mean_step(server, row.shape, others, users if row.users else None)
         ahead = ahead_s(row.shape, users, step)
         amounts.append([1.0, row.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead])
         offset.append(launched_s(server, step, follows=row.users is not None))

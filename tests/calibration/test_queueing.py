@@ -80,11 +80,12 @@ def test_one_user_waits_for_nobody() -> None:
 
 def test_of_two_users_each_sees_the_other_s_prompts() -> None:
     point = closed_loop(DENSE, SHAPE, 2)
-    step, share = DENSE.step, point.running / 2
+    step = DENSE.step
+    # of the other's cycle 499 steps decode, one computes its prompt, and it waits some more
+    prompt = step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s
+    share = 499 / (500 + (point.ttft_s - prompt - step.step_s(1, SHAPE.mean_context, 0)) / point.tpot_s)
     alone = step.step_s(1 + share, (1 + share) * SHAPE.mean_context, 0)
-    # one prompt in a life of which the share is spent on 499 steps
-    prompt = (step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s) * share / 499
-    assert point.tpot_s == pytest.approx(alone + prompt, rel=1e-4)
+    assert point.tpot_s == pytest.approx(alone + prompt * share / 499, rel=1e-5)
 
 
 def test_more_users_bring_more_tokens_and_longer_steps() -> None:
