@@ -34,7 +34,8 @@ Verdict = Literal["worse", "better", "same", "unclear", "missing"]
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-RATES = ("output_tokens_per_s", "requests_per_s")
+#: requests a second are none of them: a window of a closed loop holds a wave of its users more or less
+RATES = ("output_tokens_per_s",)
 #: every metric that is compared; of failures the share, in place of a ratio the difference
 METRICS = (
     *RATES,

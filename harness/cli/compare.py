@@ -1,4 +1,4 @@
-"""``vllm-harness compare``: predicted and measured saturation of a run, side by side."""
+"""``vllm-harness compare``: predicted and measured of a run side by side, or one run beside another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run over several levels of users.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run; or A, a run or calibration.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[B]", help="A second run or calibration: what changed from A to B.")
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -31,12 +34,66 @@ def command(
             metavar="FILE", help="What `plan --json` printed: for a server that did not show its pool or max_num_seqs."
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hold every level against what this calibration predicts."),
+    ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option("--transfer", help="Hold it though the run's server differs from the calibrated one."),
+    ] = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="Two runs: exit 3 where 'ttft_ms.p99 > +10%' or 'worse' holds; may be repeated."
+        ),
+    ] = None,
+    run_noise: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Two runs: how far runs of one configuration scatter, as 0.02; repeats measure it."
+        ),
+    ] = 0.0,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Two runs: verdicts as JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Two runs: verdicts as Markdown.")] = None,
     json: Json = False,
 ) -> None:
-    from harness.store import read_run
-
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"--tolerance is {tolerance:g}, expected a share of 0 or more, as 0.25")
+    two = {"--fail-if": fail_if, "--run-noise": run_noise, "--junit": junit, "--markdown": markdown}
+    one = {"--tolerance": tolerance, "--plan": plan, "--calibration": calibration}
+    _refuse(one if other is not None else two, "two runs" if other is not None else "one run")
+    if other is not None:
+        from harness.cli.compare_gate import Asked, compare_two
+
+        compare_two(run, other, Asked(tuple(fail_if or ()), run_noise, junit, markdown, json))
+    elif calibration is not None:
+        from harness.cli.compare_calibration import compare_with
+
+        _refuse({"--plan": plan}, "--calibration")
+        compare_with(run, calibration, transfer=transfer, tolerance=tolerance, json=json)
+    else:
+        _refuse({"--transfer": transfer}, "no --calibration")
+        _saturation(run, plan, tolerance, json=json)
+
+
+def _refuse(options: Mapping[str, Any], where: str) -> None:
+    """Options that mean nothing here.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    for option, value in options.items():
+        if value:
+            raise UsageError(
+                f"{option} says nothing of {where}", "`vllm-harness compare --help` tells what goes together"
+            )
+
+
+def _saturation(run: Path, plan: Path | None, tolerance: float | None, *, json: bool) -> None:
+    """Predicted and measured saturation of one run."""
+    from harness.store import read_run
+
     document = document_of(read_run(run), plan)
     comparison: Comparison = document.pop("comparison")
     missed = None if tolerance is None else comparison.missed(tolerance)
@@ -123,20 +180,19 @@ def _read_plan(path: Path) -> Prediction:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    import sys
-
     import orjson
 
-    sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.flush()
+    from harness.cli.display import print_document
+
+    print_document(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _show(comparison: Comparison, document: Mapping[str, Any]) -> None:
     import sys
 
-    from rich.console import Console
+    from harness.cli.display import Display
 
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = Display(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(_levels_table(comparison))
     console.print()
     lengths = (document["prompt_tokens_mean"], document["output_tokens_mean"])

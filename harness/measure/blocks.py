@@ -33,7 +33,7 @@ def sample_of(stage: Mapping[str, Any], requests: Requests) -> Sample | str:
     return Sample(
         load=LoadKey(stage["users"] if stage["request_rate"] is None else None, stage["request_rate"], *means),
         latencies=_latencies(trace, edges),
-        rates=_rates(requests, ended, edges),
+        rates=_rates(requests, edges),
         failed=int(trace.failed.sum()),
         ended=int((trace.failed | trace.ok).sum()),
     )
@@ -69,12 +69,10 @@ def _latencies(trace: RequestTrace, edges: Floats) -> dict[str, Blocked]:
     return found
 
 
-def _rates(requests: Requests, ended: np.ndarray[tuple[int], np.dtype[np.bool_]], edges: Floats) -> dict[str, Floats]:
+def _rates(requests: Requests, edges: Floats) -> dict[str, Floats]:
     trace = requests.trace
-    lengths = np.diff(edges)
-    last_s = (trace.sent_s + trace.e2e_s)[ended]
-    rates = {"requests_per_s": np.histogram(last_s, bins=edges)[0] / lengths}
     counts = count_tokens(trace, requests.deltas)
-    if (trace.ok & ~np.isnan(counts.first)).any():
-        rates["output_tokens_per_s"] = np.diff(by_delta(trace, counts, requests.deltas).until(edges)) / lengths
-    return rates
+    if not (trace.ok & ~np.isnan(counts.first)).any():
+        return {}
+    arrived = by_delta(trace, counts, requests.deltas).until(edges)
+    return {"output_tokens_per_s": np.diff(arrived) / np.diff(edges)}
