@@ -58,8 +58,7 @@ class Weight:
         return self.cols > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(NamedTuple):
     """What one attention layer keeps of each token.
 
     ``window`` is the sliding window or the chunk, in tokens. For MLA the cache holds one latent of ``kv_lora_rank`` and
@@ -95,8 +94,7 @@ class Attention:
         return self.kv_heads_per_gpu(tp) * (self.head_dim + self.v_head_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What one recurrent layer keeps of a request, however long it is: a convolution tail and a recurrent state.
 
     ``channels`` run through the convolution (for Mamba-2 without the groups' share, which is ``2 * groups *
@@ -123,8 +121,7 @@ class State:
         return conv, self.heads * self.head_dim * self.state_size // tp
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One decoder layer. A layer may keep both attention and state (Falcon-H1), or neither (an MLP-only layer)."""
 
     attention: Attention | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ class Choice(NamedTuple):
     kv: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A combination with its plan. ``reason`` says why there is none, or why it does not fit; ``limits`` and ``point`` (at
     the binding limit) are there where it fits and a step can be timed."""
 

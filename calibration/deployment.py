@@ -6,7 +6,7 @@ or speed. What was not asked for is filled with vLLM's default for that version 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from calibration import vllm_defaults
 from calibration.architecture import Architecture
@@ -264,10 +264,10 @@ def _weights(asked: str, architecture: Architecture, dtype: str) -> WeightFormat
             return own
     if named.name == "mxfp4" and architecture.is_moe:
         # gpt-oss: only the experts are MXFP4
-        return replace(named, roles=("expert",))
+        return named._replace(roles=("expert",))
     if named.name == "nvfp4" and architecture.is_moe:
         # nvidia/DeepSeek-R1-NVFP4: the 657.65 B quantised weights are every MLP, attention stays 16-bit
-        return replace(named, roles=("mlp", "expert", "shared_expert"))
+        return named._replace(roles=("mlp", "expert", "shared_expert"))
     return named
 
 

@@ -8,8 +8,7 @@ arithmetic: 4 bits, a 16-bit scale and a 4-bit zero per group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibration.architecture import Role, Weight
 from calibration.errors import InputError, Unsupported
@@ -18,8 +17,7 @@ from calibration.errors import InputError, Unsupported
 _LINEAR: tuple[Role, ...] = ("attention", "mixer", "mlp", "expert", "shared_expert")
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
+class WeightFormat(NamedTuple):
     """How a quantised matrix is stored.
 
     ``bits_per_weight`` is the payload; each block of ``block`` (rows x columns, 0: the whole side) adds
@@ -204,8 +202,7 @@ def _compressed(config: Mapping[str, Any]) -> tuple[str, int | None, bool]:
     return _integer_format(bits, "compressed-tensors"), group, bool(weights.get("symmetric"))
 
 
-@dataclass(frozen=True, slots=True)
-class KvFormat:
+class KvFormat(NamedTuple):
     """A KV cache dtype. ``bits_per_element`` for plain caches; the packed ones say their bytes per head or token."""
 
     name: str

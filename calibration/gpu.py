@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One device.
 
     ``memory_bytes`` is what nvidia-smi shows; ``usable_bytes`` what CUDA reports as total, the number vLLM multiplies

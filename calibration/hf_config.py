@@ -5,14 +5,12 @@ class has, and a value that cannot be is refused with key, value and what was ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibration.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class HfConfig:
+class HfConfig(NamedTuple):
     """The text part of a configuration.
 
     Args:

@@ -17,8 +17,7 @@ Held against 46 starts of a real server (tests/calibration/test_kv_oracle.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from calibration.architecture import Attention, State
 from calibration.deployment import Deployment, pipeline_stages
@@ -27,8 +26,7 @@ from calibration.errors import InputError, Unsupported
 CacheKind = Literal["full", "mla", "sliding", "chunked", "state"]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCache:
+class LayerCache(NamedTuple):
     """What one layer keeps: pages of ``page_bytes``, each for ``block_size`` tokens (or one state).
 
     ``window`` is the sliding window or chunk in tokens; ``state_blocks`` the pages a request holds of a state.
@@ -46,8 +44,7 @@ class LayerCache:
         return "full" if self.kind == "mla" else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Layers with one block table. ``layers`` are (position in the model, page bytes)."""
 
     cache: LayerCache
@@ -71,8 +68,7 @@ class Group:
         return _ceil(tokens, cache.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(NamedTuple):
     """The pool of one engine (one replica; the same on each of its ranks).
 
     ``size_tokens`` is what vLLM prints and exports as ``kv_cache_size_tokens``; ``block_size`` its ``block_size`` label.
@@ -279,10 +275,10 @@ def _unified_pages(caches: list[tuple[int, LayerCache]]) -> list[tuple[int, Laye
             return cache
         if cache.kind != "state" and largest % cache.page_bytes == 0:
             ratio = largest // cache.page_bytes
-            return replace(cache, page_bytes=largest, block_size=cache.block_size * ratio)
+            return cache._replace(page_bytes=largest, block_size=cache.block_size * ratio)
         if cache.kind == "mla":
             raise Unsupported("an MLA page that does not divide the largest page cannot be padded: vLLM refuses it")
-        return replace(cache, page_bytes=largest)
+        return cache._replace(page_bytes=largest)
 
     return [(index, fitted(cache)) for index, cache in caches]
 
@@ -316,6 +312,25 @@ def stage_bytes_per_block(deployment: Deployment, groups: Sequence[Group]) -> li
     ]
 
 
+class Layout(NamedTuple):
+    """How a deployment's caches are laid out, whatever the memory: groups, and bytes of a block on each stage."""
+
+    groups: tuple[Group, ...]
+    bytes_per_block: tuple[int, ...]
+
+
+def layout_of(deployment: Deployment) -> Layout:
+    """The layout of a deployment's pool.
+
+    Raises:
+        Unsupported: a model that keeps nothing.
+    """
+    groups = cache_groups(deployment)
+    if not groups:
+        raise Unsupported(f"{deployment.architecture.name} keeps no cache: there is no pool to size")
+    return Layout(groups, tuple(stage_bytes_per_block(deployment, groups)))
+
+
 def build_pool(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
     """The pool that this much memory per rank makes, if vLLM starts with it.
 
@@ -326,19 +341,20 @@ def build_pool(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
         InputError: what vLLM refuses at start (:func:`start_refusal`).
         Unsupported: a model that keeps nothing.
     """
-    refusal = start_refusal(deployment, memory_bytes)
+    layout = layout_of(deployment)
+    refusal = start_refusal(deployment, memory_bytes, layout)
     if refusal is not None:
         raise refusal
-    return pool_of(deployment, memory_bytes)
+    return pool_of(deployment, memory_bytes, layout)
 
 
-def pool_of(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
+def pool_of(deployment: Deployment, memory_bytes: Sequence[int], layout: Layout | None = None) -> Pool:
     """The pool as the memory makes it, whether or not vLLM would start with it; no blocks where there is no memory.
 
-    The rank with the fewest blocks decides; ``num_gpu_blocks_override`` decides instead of the memory.
+    The rank with the fewest blocks decides; ``num_gpu_blocks_override`` decides instead of the memory. ``layout`` is the
+    deployment's own, where it is at hand.
     """
-    groups = _groups(deployment)
-    per_stage = stage_bytes_per_block(deployment, groups)
+    groups, per_stage = layout or layout_of(deployment)
     memory = _memory(deployment, memory_bytes, per_stage)
     # a stage without cached layers of its own limits nothing
     blocks = min(available // size for available, size in zip(memory, per_stage, strict=True) if size)
@@ -352,23 +368,19 @@ def pool_of(deployment: Deployment, memory_bytes: Sequence[int]) -> Pool:
     )
 
 
-def start_refusal(deployment: Deployment, memory_bytes: Sequence[int]) -> InputError | None:
+def start_refusal(
+    deployment: Deployment, memory_bytes: Sequence[int], layout: Layout | None = None
+) -> InputError | None:
     """Why vLLM would not start with this much memory per rank: none left, too little for one request of
     ``max_model_len``, a block size the kernels do not take, more sequences than state blocks. None: it starts."""
-    groups = _groups(deployment)
-    per_stage = stage_bytes_per_block(deployment, groups)
+    layout = layout or layout_of(deployment)
+    groups, per_stage = layout
     for available, size in zip(_memory(deployment, memory_bytes, per_stage), per_stage, strict=True):
         refusal = _too_little(deployment, groups, available, size)
         if refusal is not None:
             return refusal
-    return _wrong_block(deployment, groups) or _too_few_state_blocks(deployment, pool_of(deployment, memory_bytes))
-
-
-def _groups(deployment: Deployment) -> tuple[Group, ...]:
-    groups = cache_groups(deployment)
-    if not groups:
-        raise Unsupported(f"{deployment.architecture.name} keeps no cache: there is no pool to size")
-    return groups
+    pool = pool_of(deployment, memory_bytes, layout)
+    return _wrong_block(deployment, groups) or _too_few_state_blocks(deployment, pool)
 
 
 def _memory(deployment: Deployment, memory_bytes: Sequence[int], per_stage: Sequence[int]) -> list[int]:

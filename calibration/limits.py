@@ -9,15 +9,13 @@
 
 Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average;
 the knee, which stops nobody, is shown beside the limits and never binds.
-Operating points are traced by the number running, B: a step, a first token and so the users N(B) follow from it without
-solving anything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from calibration.errors import InputError
@@ -27,13 +25,15 @@ from calibration.kv_cache import longest_request
 from calibration.plan import Load, Plan
 from calibration.prediction import Estimate, Outcome, propagate
 from calibration.priors import physics_of, prior_factors
-from calibration.queueing import OperatingPoint, Server, Shape, at_running, closed_loop, falling_root
+from calibration.queueing import OperatingPoint, Server, Shape, closed_loop, falling_root
 from calibration.serving import Serving
 
 #: beyond this many users of one replica a limit is taken as not reached
 _MOST_USERS = 1e6
-#: step over which the slope at the knee is taken, as a share of those running
+#: step over which the slope at the knee is taken, as a share of the users
 _SLOPE_STEP = 0.02
+#: a limit is found where its quantity is within this share of it
+_CLOSE = 1e-5
 
 #: what an added user brings beyond the knee
 BRINGS_LITTLE = f"under {KNEE_SLOPE:.0%} of the tokens per second that the first one brings"
@@ -167,6 +167,7 @@ def _outcome(server: Server, shape: Shape, users: float) -> Outcome:
 
 def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, intervals: bool = True) -> Limits:
     """Every limit on users; without ``intervals`` those of latency and the knee are points."""
+    shape = replace(shape, requests_per_user=None)
     server = served.server(factors, shape)
     free = server._replace(max_running=None, max_num_seqs=int(_MOST_USERS))
     wall = served.wall(shape)
@@ -228,37 +229,43 @@ def _users_at(
 
 def _users_where(server: Server, shape: Shape, of: Callable[[OperatingPoint], float], limit: float) -> float | None:
     """Users at which a quantity that grows with them reaches ``limit``; 0 where one user is over it, None where none is."""
-    one = closed_loop(server, shape, server.replicas)
-    if of(one) > limit:
+
+    def left(log_users: float) -> float:
+        return _settled(math.log(limit / of(closed_loop(server, shape, math.exp(log_users)))))
+
+    low, high = _span(server)
+    if left(low) < 0:
         return 0.0
-    start = one.running / server.replicas
-    if of(at_running(server, shape, _MOST_USERS)) <= limit:
-        return None
+    return None if left(high) >= 0 else math.exp(falling_root(left, low, high))
 
-    def left(log_running: float) -> float:
-        return math.log(limit / of(at_running(server, shape, math.exp(log_running))))
 
-    running = math.exp(falling_root(left, math.log(start), math.log(_MOST_USERS)))
-    return at_running(server, shape, running).users
+def _span(server: Server) -> tuple[float, float]:
+    """Logarithms of the users between which a limit is looked for: one of each replica, and more than anybody has."""
+    return math.log(server.replicas), math.log(_MOST_USERS * server.replicas)
+
+
+def _settled(distance: float) -> float:
+    """0 where what is left to a limit is less than anybody reads: each further round costs a dozen steps."""
+    return 0.0 if abs(distance) < _CLOSE else distance
 
 
 def _knee(server: Server, shape: Shape, basis: Basis) -> Estimate | None:
     """Users at which an added user brings ``KNEE_SLOPE`` of what the first one brings."""
-    one = closed_loop(server, shape, server.replicas)
-    first = one.output_tokens_per_s / one.users
+    low, high = _span(server)
 
-    def above(log_running: float) -> float:
-        running = math.exp(log_running)
-        here, there = (at_running(server, shape, running * factor) for factor in (1.0, 1.0 + _SLOPE_STEP))
-        gained = there.output_tokens_per_s - here.output_tokens_per_s
-        return gained / (there.users - here.users) / first - KNEE_SLOPE
+    def tokens(users: float) -> float:
+        return closed_loop(server, shape, users).output_tokens_per_s
 
-    low, high = math.log(one.running / server.replicas), math.log(_MOST_USERS)
-    if above(low) <= 0:
-        return Estimate(one.users, one.users, one.users, basis)
+    first = tokens(server.replicas) / server.replicas
+
+    def above(log_users: float) -> float:
+        users = math.exp(log_users)
+        gained = (tokens(users * (1 + _SLOPE_STEP)) - tokens(users)) / (users * _SLOPE_STEP)
+        return _settled(math.log(max(gained / first, _CLOSE) / KNEE_SLOPE))
+
     if above(high) >= 0:
         return None
-    users = at_running(server, shape, math.exp(falling_root(above, low, high))).users
+    users = math.exp(falling_root(above, low, high))
     return Estimate(users, users, users, basis)
 
 

@@ -12,14 +12,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from calibration.architecture import Architecture
-from calibration.catalog import find_gpu, find_model
+from calibration.catalog import find_gpu, find_model, table
 from calibration.deployment import Deployment, resolve_deployment
 from calibration.errors import CalibrationError, InputError
 from calibration.gpu import Gpu
@@ -256,18 +252,12 @@ def _gpu(name: str) -> Gpu:
     raise InputError(f"gpu = {name!r} is not in the catalog")
 
 
-@cache
-def _tables() -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("calibration.catalog").joinpath("sources.yaml").read_text(encoding="utf-8")
-    content: Mapping[str, Any] = yaml.load(text, Loader=loader)
-    return content
-
-
 def _source(row: Row) -> Mapping[str, Any]:
     """What is known of the row's source; nothing for others."""
     text = f"{_text(row, 'source')} {_text(row, 'notes')}"
-    found: list[Mapping[str, Any]] = [s for s in _tables()["sources"] if any(word in text for word in s["words"])]
+    found: list[Mapping[str, Any]] = [
+        s for s in table("sources.yaml")["sources"] if any(word in text for word in s["words"])
+    ]
     return found[0] if found else {}
 
 
@@ -276,7 +266,7 @@ def _version(row: Row) -> str:
     stated = _text(row, "vllm_version")
     if re.match(r"v?\d+\.\d+", stated):
         return stated
-    by_date: dict[str, str] = _tables()["versions_by_date"]
+    by_date: dict[str, str] = table("sources.yaml")["versions_by_date"]
     day = re.search(r"measured=(\d{4}-\d\d-\d\d)", _text(row, "notes"))
     if day is None:
         return str(by_date[max(by_date)])

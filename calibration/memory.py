@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.deployment import Deployment
 from calibration.errors import CalibrationError, InputError
-from calibration.kv_cache import Pool, build_pool, pool_of, start_refusal, token_bytes
+from calibration.kv_cache import Layout, Pool, build_pool, layout_of, pool_of, start_refusal, token_bytes
 from calibration.overhead import Overhead, overhead_by_stage
 from calibration.weights import StageWeights, weights_by_stage
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
+class StageMemory(NamedTuple):
     """One GPU of a pipeline stage. ``kv_bytes`` is what is left for KV, negative where weights and overhead alone exceed
     the budget; None without a GPU and a given pool."""
 
@@ -22,8 +21,7 @@ class StageMemory:
     kv_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """The memory of every stage and the pool it makes.
 
     ``fits`` is whether vLLM starts; ``reason`` says why not. ``pool`` is None where the model keeps no cache or nothing
@@ -96,15 +94,16 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     memory = [stage.kv_bytes for stage in stages]
     if is_given(deployment):
         return MemoryPlan(deployment, tuple(stages), build_pool(deployment, memory), True, "", None)
-    refusal = start_refusal(deployment, memory)
-    pool = pool_of(deployment, memory)
+    layout = layout_of(deployment)
+    refusal = start_refusal(deployment, memory, layout)
+    pool = pool_of(deployment, memory, layout)
     return MemoryPlan(
         deployment=deployment,
         stages=tuple(stages),
         pool=pool if pool.num_blocks > 0 else None,
         fits=refusal is None,
         reason="" if refusal is None else _why(deployment, stages, refusal),
-        blocks_range=_range(deployment, stages),
+        blocks_range=_range(deployment, stages, layout),
     )
 
 
@@ -122,7 +121,7 @@ def _stages(deployment: Deployment) -> list[StageMemory]:
     ]
 
 
-def _range(deployment: Deployment, stages: list[StageMemory]) -> tuple[int, int]:
+def _range(deployment: Deployment, stages: list[StageMemory], layout: Layout) -> tuple[int, int]:
     """Blocks with the overhead at the high and the low end of its range."""
     ends = []
     for pick in ("high_bytes", "low_bytes"):
@@ -130,7 +129,7 @@ def _range(deployment: Deployment, stages: list[StageMemory]) -> tuple[int, int]
             stage.kv_bytes + (stage.overhead.total_bytes - getattr(stage.overhead, pick)) if stage.overhead else 0
             for stage in stages
         ]
-        ends.append(pool_of(deployment, memory).num_blocks)
+        ends.append(pool_of(deployment, memory, layout).num_blocks)
     return ends[0], ends[1]
 
 

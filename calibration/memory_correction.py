@@ -15,7 +15,7 @@ from typing import Any
 
 from calibration.deployment import Deployment
 from calibration.errors import InputError
-from calibration.kv_cache import Pool, cache_groups, stage_bytes_per_block
+from calibration.kv_cache import Pool, layout_of
 from calibration.memory import MemoryPlan, is_given, plan_memory
 
 #: name of the factor
@@ -149,5 +149,5 @@ def _check_same(pool: Pool, shown: ShownPool) -> None:
 
 def _difference(prior: MemoryPlan, blocks: int) -> int:
     """Bytes by which the overhead of every GPU must grow, so that the tightest one has room for exactly these blocks."""
-    per_block = stage_bytes_per_block(prior.deployment, cache_groups(prior.deployment))
+    per_block = layout_of(prior.deployment).bytes_per_block
     return min(stage.kv_bytes - blocks * size for stage, size in zip(prior.stages, per_block, strict=True) if size)

@@ -7,7 +7,7 @@ Rows are those of ``public_memory_measurements.csv``: blank means not stated. No
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from calibration.catalog import find_gpu, find_model
 from calibration.deployment import Deployment, resolve_deployment
@@ -69,7 +69,7 @@ def _deployment(row: Mapping[str, str]) -> Deployment:
     limits = {key: int(row[key]) for key in ("max_num_seqs", "max_num_batched_tokens") if row[key]}
     return resolve_deployment(
         find_model(row["model"]),
-        gpu=replace(gpu, usable_bytes=int(total * GIB)),
+        gpu=gpu._replace(usable_bytes=int(total * GIB)),
         tp=int(row["tp"]),
         weights=row["weight_dtype"],
         gpu_memory_utilization=float(row["gpu_mem_util"]),

@@ -20,7 +20,7 @@ The terms, each of one cause:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration import vllm_defaults
 from calibration.architecture import Layer
@@ -36,8 +36,7 @@ SPREAD_BYTES = int(0.4 * GIB)
 CUDA_GRAPH_RANGE_BYTES = (int(0.2 * GIB), int(2.0 * GIB))
 
 
-@dataclass(frozen=True, slots=True)
-class Overhead:
+class Overhead(NamedTuple):
     """Bytes on one GPU of a pipeline stage, by cause. The peak is the larger of sampler and forward pass."""
 
     sampler_bytes: int

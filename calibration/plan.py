@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.deployment import Deployment
 from calibration.errors import InputError
@@ -14,8 +14,7 @@ DEFAULT_PROMPT_TOKENS = 1000
 DEFAULT_OUTPUT_TOKENS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The requests in flight: mean prompt and output, tokens. ``given``: by the user, rather than assumed."""
 
     prompt_tokens: int
@@ -27,8 +26,7 @@ class Load:
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """``kv_full`` and ``kv_staggered`` are streams over all replicas; 0 where there is no pool.
 
     ``stream_blocks`` and ``stream_bytes``: what one stream holds at its end, in blocks and in bytes on one GPU.

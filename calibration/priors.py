@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-import yaml
-
+from calibration.catalog import table
 from calibration.deployment import Deployment
 from calibration.errors import InputError
 from calibration.factors import FactorSet, prior
@@ -86,21 +84,13 @@ class Generation(NamedTuple):
 
 
 @cache
-def _content() -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("calibration.catalog").joinpath(_FILE).read_text(encoding="utf-8")
-    content: Mapping[str, Any] = yaml.load(text, Loader=loader)
-    return content
-
-
-@cache
 def generation(name: str) -> Generation:
     """The prices of a generation: what it states, over what ``common`` states.
 
     Raises:
         InputError: an unknown name.
     """
-    content = _content()
+    content = table(_FILE)
     if name not in content["generations"]:
         raise InputError(f"generation = {name!r}, expected one of {', '.join(content['generations'])}")
     own = content["generations"][name]

@@ -9,8 +9,7 @@ aiconfigurator's table of memory utilisation by version.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from calibration.errors import InputError
 from calibration.gpu import Gpu
@@ -59,8 +58,7 @@ def parse_version(text: str) -> Version:
     return version
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDefaults:
+class BatchDefaults(NamedTuple):
     """``max_num_batched_tokens`` and ``max_num_seqs`` of the API server, before they are held against each other."""
 
     max_num_batched_tokens: int

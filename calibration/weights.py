@@ -14,8 +14,8 @@ What vLLM 0.32 splits and what it copies (layers/linear.py, vocab_parallel_embed
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from calibration.architecture import Architecture, Layer, Weight
 from calibration.deployment import Deployment, pipeline_stages
@@ -25,8 +25,7 @@ from calibration.formats import WeightFormat
 _VOCAB_PADDING = 64
 
 
-@dataclass(frozen=True, slots=True)
-class StageWeights:
+class StageWeights(NamedTuple):
     """Bytes of weights on one GPU of a pipeline stage. ``experts_bytes`` are those of routed experts, ``replicated_bytes``
     those that every tensor-parallel rank holds whole."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,8 +26,7 @@ _CUDA_GAP_BYTES = int(0.6 * (1 << 30))
 _Loader: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelEntry(NamedTuple):
     """One model of the catalog: its shape, and what the catalog says about it."""
 
     name: str
@@ -43,7 +42,7 @@ class ModelEntry:
 @cache
 def _entries(file: str) -> dict[str, str]:
     """Name -> YAML text of each entry of a catalog file."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    text = _text(file)
     starts = [*re.finditer(r"^([a-z0-9][^\s:]*):$", text, re.MULTILINE)]
     ends = [match.start() for match in starts[1:]] + [len(text)]
     return {match[1]: text[match.start() : end] for match, end in zip(starts, ends, strict=True)}
@@ -84,6 +83,17 @@ def _resolve(file: str, key: str, asked: str) -> str:
 def _parse(file: str, name: str) -> Mapping[str, Any]:
     content: Mapping[str, Any] = yaml.load(_entries(file)[name], Loader=_Loader)[name]
     return content
+
+
+@cache
+def table(file: str) -> Mapping[str, Any]:
+    """A whole file of this folder: ``step_priors.yaml``, ``sources.yaml``."""
+    content: Mapping[str, Any] = yaml.load(_text(file), Loader=_Loader)
+    return content
+
+
+def _text(file: str) -> str:
+    return Path(__file__).with_name(file).read_text(encoding="utf-8")
 
 
 def _measured_bytes(table: Mapping[str, Any] | None) -> dict[str, tuple[int, str]]:

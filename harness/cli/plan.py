@@ -13,6 +13,8 @@ from harness.cli import calibrated, plan_limits, plan_probe, plan_write
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from rich.console import RenderableType
+
     from calibration.candidates import Build, Candidate, LoadOf
     from calibration.deployment import Deployment
     from calibration.limits import Sizing
@@ -313,39 +315,27 @@ def _print_comparison(candidates: list[Candidate], as_json: bool) -> None:
     if as_json:
         _print_json(plan_limits.comparison_json(candidates))
         return
-    from rich.console import Console
+    from harness.cli.display import plain_display
 
-    Console(highlight=False).print(plan_limits.comparison_table(candidates), markup=False)
+    plain_display().print(plan_limits.comparison_table(candidates))
 
 
 def _print(plan: Plan, sizing: Sizing | None, explain: bool, corrected: plan_probe.Corrected | None) -> None:
-    from rich.console import Console
-
+    from harness.cli.display import plain_display
     from harness.cli.plan_view import bar, headline, sentence, tables
 
-    console = Console(highlight=False)
-    console.print(headline(plan), markup=False)
     vram, users = tables(plan, sizing)
-    console.print("", vram, bar(plan), "", users, "", sep="\n", markup=False)
+    parts: list[RenderableType] = [headline(plan), "", vram, bar(plan), "", users, ""]
     if sizing is not None:
-        for table in plan_limits.point_tables(sizing):
-            console.print(table, "", sep="\n", markup=False)
-    console.print(sentence(plan, sizing), markup=False)
+        parts += plan_limits.points(sizing)
+    parts.append(sentence(plan, sizing))
     if corrected is not None:
-        console.print(plan_probe.sentence(corrected.correction), markup=False)
+        parts.append(plan_probe.sentence(corrected.correction))
     # the sentence has said why it does not fit
-    for warning in plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]:
-        console.print(f"note: {warning}", markup=False)
+    warnings = plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]
+    parts += [f"note: {warning}" for warning in warnings]
     if explain:
-        _print_explanation(plan)
+        from harness.cli.plan_explain import paragraphs
 
-
-def _print_explanation(plan: Plan) -> None:
-    from rich.console import Console
-
-    from harness.cli.plan_explain import paragraphs
-
-    console = Console(highlight=False)
-    for paragraph in paragraphs(plan):
-        console.print()
-        console.print(paragraph, markup=False)
+        parts += [part for paragraph in paragraphs(plan) for part in ("", paragraph)]
+    plain_display().print(*parts, sep="\n")

@@ -12,7 +12,9 @@ from calibration.knee import KNEE_SLOPE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
     from calibration.candidates import Candidate
     from calibration.limits import AtLimit, Limits, Sizing, Slo
@@ -29,7 +31,13 @@ _MEANINGS = {
     "knee": f"an added user brings under {KNEE_SLOPE:.0%} of what the first one brings; stops nobody",
 }
 
-_TITLES = {"kv_full": "pool full", "kv_staggered": "pool, staggered", "tpot": "TPOT", "ttft": "TTFT"}
+_TITLES = {
+    "kv_full": "pool full",
+    "kv_staggered": "pool, staggered",
+    "tpot": "TPOT",
+    "ttft": "TTFT",
+    "knee": "the knee",
+}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -149,24 +157,30 @@ def limit_rows(limits: Limits, seqs_meaning: str) -> list[tuple[str, str, str]]:
             values[name] = (at.value, at)
     rows = []
     for name, (value, at) in values.items():
-        title = _TITLES.get(name, name) + (" <-" if name == limits.binding else "")
+        title = _TITLES.get(name, name).removeprefix("the ") + (" <-" if name == limits.binding else "")
         spread = "" if at is None or at.low == at.high else f"; {at.low:,.0f} to {at.high:,.0f}"
         meaning = seqs_meaning if name == "max_num_seqs" else _MEANINGS[name]
         rows.append((title, f"{value:,.1f}", meaning + spread))
     return rows
 
 
-def point_tables(sizing: Sizing) -> list[Table]:
-    """What users get at the binding limit, and at the knee where that comes before it."""
-    return [_point_table(at) for at in (sizing.at_binding, sizing.at_knee) if at is not None]
+def points(sizing: Sizing) -> list[RenderableType]:
+    """What users get at the binding limit, and at the knee where that comes before it: a line and a table each."""
+    shown = [at for at in (sizing.at_binding, sizing.at_knee) if at is not None]
+    return [part for at in shown for part in (_point_title(at), _point_table(at), "")]
+
+
+def _point_title(at: AtLimit) -> Text:
+    from rich.text import Text
+
+    how = f"{at.tpot_s.basis}: nothing was measured here" if at.tpot_s.basis == "extrapolated" else at.tpot_s.basis
+    return Text(f"With {at.users:,} users, at {_TITLES.get(at.limit, at.limit)} ({how})", style="italic")
 
 
 def _point_table(at: AtLimit) -> Table:
     from rich.table import Table
 
-    how = f"{at.tpot_s.basis}: nothing was measured here" if at.tpot_s.basis == "extrapolated" else at.tpot_s.basis
-    title = f"With {at.users:,} users, at {_TITLES.get(at.limit, at.limit)} ({how})"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right")
     table.add_column("90 % interval")

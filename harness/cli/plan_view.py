@@ -189,7 +189,19 @@ def memory_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
     rows.append(("KV pool", _pool_bytes(plan), _pool_meaning(plan)))
     meaning = f"{plan.load.prompt_tokens:,} + {plan.load.output_tokens:,} tokens, {plan.stream_blocks} blocks"
     rows.append(("KV per stream", plan.stream_bytes, meaning if plan.stream_blocks else "no pool, no stream"))
-    return [(name, _gib(size), _share(size, total), text) for name, size, text in rows]
+    longest = max_context(plan)
+    return [
+        *((name, _gib(size), _share(size, total), text) for name, size, text in rows),
+        ("longest request", f"{longest:,}", "", f"tokens; {_longest_meaning(plan, longest)}"),
+    ]
+
+
+def _longest_meaning(plan: Plan, longest: int) -> str:
+    if not longest:
+        return "not even one token fits"
+    if longest >= max(plan.deployment.architecture.context, plan.deployment.max_model_len):
+        return "the model's own limit: the pool holds at least one of these"
+    return "more the pool does not hold, even for one stream alone"
 
 
 def _weights_meaning(plan: Plan) -> str:
