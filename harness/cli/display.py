@@ -30,13 +30,6 @@ class Display(Console):
             self.on_broken_pipe()
 
 
-def plain_display() -> Display:
-    """Standard output for words and tables that are data: brackets are no markup, ``:name:`` no picture, numbers keep
-    their colour. Where nobody looks at a screen lines are 120 wide."""
-    screen = sys.stdout.isatty()
-    return Display(width=None if screen or "COLUMNS" in os.environ else 120, highlight=False, markup=False, emoji=False)
-
-
 def print_document(document: bytes) -> None:
     """Bytes to standard output, unless its reader has gone."""
     try:

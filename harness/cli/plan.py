@@ -13,8 +13,6 @@ from harness.cli import calibrated, plan_limits, plan_probe, plan_write
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from rich.console import RenderableType
-
     from calibration.candidates import Build, Candidate, LoadOf
     from calibration.deployment import Deployment
     from calibration.limits import Sizing
@@ -315,27 +313,32 @@ def _print_comparison(candidates: list[Candidate], as_json: bool) -> None:
     if as_json:
         _print_json(plan_limits.comparison_json(candidates))
         return
-    from harness.cli.display import plain_display
+    from harness.cli.columns import line_width
 
-    plain_display().print(plan_limits.comparison_table(candidates))
+    _write([plan_limits.comparison_table(candidates, line_width())])
+
+
+def _write(parts: list[str]) -> None:
+    sys.stdout.write("\n".join(parts) + "\n")
 
 
 def _print(plan: Plan, sizing: Sizing | None, explain: bool, corrected: plan_probe.Corrected | None) -> None:
-    from harness.cli.display import plain_display
+    from harness.cli.columns import filled, line_width
     from harness.cli.plan_view import bar, headline, sentence, tables
 
-    vram, users = tables(plan, sizing)
-    parts: list[RenderableType] = [headline(plan), "", vram, bar(plan), "", users, ""]
+    width = line_width()
+    vram, users = tables(plan, sizing, width)
+    parts = [filled(headline(plan), width), "", vram, bar(plan), "", users, ""]
     if sizing is not None:
-        parts += plan_limits.points(sizing)
-    parts.append(sentence(plan, sizing))
+        parts += plan_limits.points(sizing, width)
+    said = [sentence(plan, sizing)]
     if corrected is not None:
-        parts.append(plan_probe.sentence(corrected.correction))
+        said.append(plan_probe.sentence(corrected.correction))
     # the sentence has said why it does not fit
     warnings = plan.warnings if plan.memory.fits else plan.warnings[len(plan.deployment.warnings) + 1 :]
-    parts += [f"note: {warning}" for warning in warnings]
+    said += [f"note: {warning}" for warning in warnings]
     if explain:
         from harness.cli.plan_explain import paragraphs
 
-        parts += [part for paragraph in paragraphs(plan) for part in ("", paragraph)]
-    plain_display().print(*parts, sep="\n")
+        said += [part for paragraph in paragraphs(plan) for part in ("", paragraph)]
+    _write([*parts, *(filled(text, width) for text in said)])

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from calibration.errors import InputError, Unsupported
 from calibration.knee import KNEE_SLOPE
+from harness.cli.columns import columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
     from calibration.candidates import Candidate
     from calibration.limits import AtLimit, Limits, Sizing, Slo
@@ -164,26 +161,19 @@ def limit_rows(limits: Limits, seqs_meaning: str) -> list[tuple[str, str, str]]:
     return rows
 
 
-def points(sizing: Sizing) -> list[RenderableType]:
-    """What users get at the binding limit, and at the knee where that comes before it: a line and a table each."""
+def points(sizing: Sizing, width: int) -> list[str]:
+    """What users get at the binding limit, and at the knee where that comes before it: a line and its columns each."""
     shown = [at for at in (sizing.at_binding, sizing.at_knee) if at is not None]
-    return [part for at in shown for part in (_point_title(at), _point_table(at), "")]
+    return [part for at in shown for part in (_point_title(at), columns(_point_rows(at), width, right=(1,)), "")]
 
 
-def _point_title(at: AtLimit) -> Text:
-    from rich.text import Text
-
+def _point_title(at: AtLimit) -> str:
     how = f"{at.tpot_s.basis}: nothing was measured here" if at.tpot_s.basis == "extrapolated" else at.tpot_s.basis
-    return Text(f"With {at.users:,} users, at {_TITLES.get(at.limit, at.limit)} ({how})", style="italic")
+    return f"With {at.users:,} users, at {_TITLES.get(at.limit, at.limit)} ({how})"
 
 
-def _point_table(at: AtLimit) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("", justify="right")
-    table.add_column("90 % interval")
+def _point_rows(at: AtLimit) -> list[tuple[str, str, str]]:
+    rows = [("", "", "90 % interval")]
     for name, estimate, scale, form in (
         ("output tokens/s, all streams", at.throughput_tokens_per_s, 1.0, ",.0f"),
         ("output tokens/s, one stream", at.tokens_per_s_per_user, 1.0, ",.1f"),
@@ -191,8 +181,8 @@ def _point_table(at: AtLimit) -> Table:
         ("time to first token, ms", at.ttft_s, 1e3, ",.0f"),
     ):
         value, low, high = (format(x * scale, form) for x in (estimate.value, estimate.low, estimate.high))
-        table.add_row(name, value, f"{low} to {high}")
-    return table
+        rows.append((name, value, f"{low} to {high}"))
+    return rows
 
 
 def comparison_json(candidates: Sequence[Candidate]) -> dict[str, Any]:
@@ -221,29 +211,46 @@ def _candidate_json(c: Candidate) -> dict[str, Any]:
     }
 
 
-def comparison_table(candidates: Sequence[Candidate]) -> Table:
-    """One row a combination; what does not fit says why."""
-    from rich.table import Table
+_HEADS = (
+    "gpus",
+    "weights / KV",
+    "pool tokens",
+    "pool users",
+    "users",
+    "tokens/s",
+    "a GPU",
+    "TPOT ms",
+    "TTFT ms",
+    "binding",
+)
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("gpus")
-    table.add_column("weights / KV")
-    for name in ("pool tokens", "pool users", "users", "tokens/s", "a GPU", "TPOT ms", "TTFT ms"):
-        table.add_column(name, justify="right")
-    table.add_column("binding")
-    for candidate in candidates:
-        table.add_row(*_candidate_cells(candidate))
-    return table
+
+def comparison_table(candidates: Sequence[Candidate], width: int) -> str:
+    """One row a combination; below them those that do not fit, each with its reason."""
+    found = [c for c in candidates if c.point is not None]
+    parts = [columns([_HEADS, *map(_candidate_cells, found)], width, right=range(2, len(_HEADS) - 1))] if found else []
+    lost = [(*_candidate_head(c), c.reason) for c in candidates if c.point is None]
+    if lost:
+        parts.append(f"Does not fit\n{columns(lost, width)}")
+    return "\n\n".join(parts)
+
+
+def _candidate_head(c: Candidate) -> tuple[str, str]:
+    ways = f"TP{c.choice.tp}" + (f" PP{c.choice.pp}" if c.choice.pp > 1 else "")
+    weights, kv = (
+        (c.choice.weights, c.choice.kv)
+        if c.plan is None
+        else (c.plan.deployment.weights.name, c.plan.deployment.kv.name)
+    )
+    return f"{c.choice.gpu or 'given pool'} {ways}", f"{weights} / {kv}"
 
 
 def _candidate_cells(c: Candidate) -> list[str]:
     document = _candidate_json(c)
-    ways = f"TP{c.choice.tp}" + (f" PP{c.choice.pp}" if c.choice.pp > 1 else "")
-    head = [f"{c.choice.gpu or 'given pool'} {ways}", f"{document['weights']} / {document['kv']}"]
-    if c.limits is None or c.point is None or c.plan is None:
-        return [*head, *([""] * 7), c.reason]
+    assert c.limits is not None
+    assert c.point is not None
     return [
-        *head,
+        *_candidate_head(c),
         f"{document['kv_pool_tokens']:,}",
         f"{c.limits.kv_staggered:,.0f}",
         f"{c.limits.users:,.0f}",

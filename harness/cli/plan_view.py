@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from calibration.limits import max_context
 from harness.cli import plan_limits
+from harness.cli.columns import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
     from calibration.limits import Sizing
     from calibration.plan import Plan
 
@@ -263,19 +260,8 @@ def _seqs_meaning(plan: Plan) -> str:
     return f"sequences vLLM runs at once; {how}"
 
 
-def tables(plan: Plan, sizing: Sizing | None = None) -> Sequence[Table]:
+def tables(plan: Plan, sizing: Sizing | None, width: int) -> tuple[str, str]:
     """The VRAM table and the limits table."""
-    from rich.table import Table
-
-    vram = Table(title="Memory of one GPU", title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for column, justify in (("", "left"), ("bytes", "right"), ("share", "right"), ("meaning", "left")):
-        vram.add_column(column, justify="right" if justify == "right" else "left")
-    for row in memory_rows(plan):
-        vram.add_row(*row)
-    users = Table(title="Limits on users", title_justify="left", header_style="bold", box=None, pad_edge=False)
-    users.add_column("")
-    users.add_column("users", justify="right")
-    users.add_column("meaning")
-    for limit in limit_rows(plan, sizing):
-        users.add_row(*limit)
-    return [vram, users]
+    vram = columns([("", "bytes", "share", "meaning"), *memory_rows(plan)], width, right=(1, 2))
+    users = columns([("", "users", "meaning"), *limit_rows(plan, sizing)], width, right=(1,))
+    return f"Memory of one GPU\n{vram}", f"Limits on users\n{users}"
