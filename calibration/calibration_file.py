@@ -20,11 +20,29 @@ from calibration.deployment import Deployment, resolve_deployment
 from calibration.errors import InputError
 from calibration.factors import FACTORS, FactorSet, factors_from_json
 from calibration.families import read_config
+from calibration.gpu import Gpu
 from calibration.memory import plan_memory
 from calibration.observation import Observation
 from calibration.queueing import Shape
 
 SCHEMA_VERSION = 1
+
+#: stands for a GPU that nobody named: a server does not tell. Its rates only give the factors their units
+UNKNOWN_GPU = Gpu(
+    name="unknown",
+    title="unknown GPU",
+    memory_bytes=80 << 30,
+    usable_bytes=79 << 30,
+    usable_is_measured=True,
+    bandwidth_bytes_per_s=2.0e12,
+    flops_per_s={"bf16": 500e12, "fp16": 500e12, "fp8": 1000e12, "int8": 1000e12},
+    link_bytes_per_s=100e9,
+    link="unknown",
+    compute_capability="",
+    watts=0.0,
+    sources=("between an A100 and an H200",),
+)
+
 #: what scatters: the keys of ``residual_log_sd``
 QUANTITIES = ("tpot", "ttft", "throughput", "per_user")
 
@@ -90,12 +108,23 @@ class DeploymentRecord:
             plain["mamba_ssm_cache_dtype"] = None
         built = resolve_deployment(
             architecture,
-            gpu=None if self.gpu is None else find_gpu(self.gpu),
+            gpu=gpu_named(self.gpu),
             weights=self.weights,
             kv=self.kv,
             **plain,
         )
         return replace(built, given=frozenset(self.given))
+
+
+def gpu_named(name: str | None) -> Gpu | None:
+    """The catalog's GPU of this name, the one that stands for an unknown GPU, or none.
+
+    Raises:
+        InputError: the catalog has none of this name.
+    """
+    if name is None:
+        return None
+    return UNKNOWN_GPU if name == UNKNOWN_GPU.name else find_gpu(name)
 
 
 def record_deployment(

@@ -1,0 +1,192 @@
+"""A stage of ``summary.json`` as an observation, or left out with the reason. Pure.
+
+Used is what a closed loop below the wall gave in a steady window, undisturbed. TPOT is the mean gap between tokens where
+each came in a chunk of its own (every gap of the window counts, those of streams under way too), else the mean over
+requests. How many decoded beside a stream follows from Little's law and the client's own times; the server's gauge counts
+sequences whose prompt is still computed as running, so it stands beside as a check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from calibration.errors import InputError
+from calibration.factors import Z90
+from calibration.observation import Observation
+from calibration.queueing import Shape
+from calibration.saturation import Level, sign_of
+
+#: share of failed requests beyond which a stage says little of the server
+MOST_FAILED = 0.02
+#: tokens of a window beside its chunks: one token a chunk, up to what the edges of a window hide
+_ONE_TOKEN_A_CHUNK = 0.03
+#: a mean of few requests is never surer than this
+_LEAST_LOG_SD = 1e-3
+#: a stage whose means are less sure than this tells nothing
+_MOST_LOG_SD = 0.5
+
+
+class Reading(NamedTuple):
+    """A stage as it was read: an observation, or the ``reason`` why not. ``little_error``: users over (first token +
+    decoding + thinking), times the tokens of a request, over the measured throughput, less one."""
+
+    label: str
+    users: float | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    observation: Observation | None
+    reason: str
+    output_tokens_per_s: float | None = None
+    little_error: float | None = None
+
+
+def read_stage(
+    stage: Mapping[str, Any],
+    *,
+    think_s: float = 0.0,
+    max_num_seqs: int | None = None,
+    wall_users: float | None = None,
+    unsteady_is_used: bool = False,
+) -> Reading:
+    """Read a stage.
+
+    Args:
+        stage: as in ``summary.json``.
+        think_s: of its users, from the profile.
+        max_num_seqs: over all engines; None where that is unknown.
+        wall_users: users at which the pool is full on average; stages beyond are left out whatever they show.
+        unsteady_is_used: for stages that were meant short, to learn how fast a server is.
+
+    Raises:
+        InputError: the stage is not what a run writes; names the key.
+    """
+    try:
+        return _read(stage, think_s, max_num_seqs, wall_users, unsteady_is_used)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"a stage cannot be read: {error!r}", "expected what summary.json of a run holds") from error
+
+
+def _read(
+    stage: Mapping[str, Any], think_s: float, max_num_seqs: int | None, wall_users: float | None, unsteady: bool
+) -> Reading:
+    totals = stage["totals"]
+    prompt, output, users = totals["prompt_tokens_mean"], totals["output_tokens_mean"], stage["users"]
+    lengths = "" if prompt is None or output is None else f", {prompt:.0f} + {output:.0f} tokens"
+    label = f"stage {stage['index'] + 1}: {users if users is not None else '-'} users{lengths}"
+    found = Reading(label, users, prompt, output, None, "", stage["output_tokens_per_s"])
+    reason = _reason(stage, max_num_seqs, wall_users, unsteady)
+    if reason:
+        return found._replace(reason=reason)
+    shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=think_s)
+    tpot_s = _tpot_s(stage)
+    if tpot_s is None:
+        return found._replace(reason="no time per output token: answers of one token, or none ended in the window")
+    step_s, step_running, step_log_sd = _step(stage, shape, users)
+    observation = Observation(
+        label=label,
+        shape=shape,
+        users=users,
+        tpot_s=tpot_s,
+        ttft_s=_seconds(stage["ttft_ms"]["mean"]),
+        tpot_log_sd=_log_sd(stage, "tpot_ms", users),
+        ttft_log_sd=_log_sd(stage, "ttft_ms", users),
+        step_s=step_s,
+        step_running=step_running,
+        step_log_sd=step_log_sd,
+    )
+    if observation.tpot_log_sd > _MOST_LOG_SD:
+        return found._replace(reason="too few answers ended in the window to tell a mean")
+    return found._replace(observation=observation, little_error=_little(stage, observation))
+
+
+def _reason(stage: Mapping[str, Any], max_num_seqs: int | None, wall_users: float | None, unsteady: bool) -> str:
+    """Why a stage is left out; empty where it is used."""
+    requests, server, users = stage["requests"], stage["server"] or {}, stage["users"]
+    if users is None or stage["request_rate"] is not None:
+        return "an arrival rate, not users"
+    if not stage["valid"]:
+        return f"invalid: {'; '.join(stage['reasons']) or 'no reason given'}"
+    ended = requests["ok"] + requests["failed"]
+    if requests["failed"] > MOST_FAILED * ended:
+        return f"{requests['failed']} of {ended} requests failed"
+    if stage["totals"]["output_tokens_mean"] is None or stage["totals"]["prompt_tokens_mean"] is None:
+        return "no token counts"
+    if server.get("contamination"):
+        return f"contaminated: {server['contamination'][0]}"
+    level = Level(
+        users=users,
+        preemptions=server.get("preemptions"),
+        waiting=_waiting(server),
+        kv_usage=server.get("kv_cache_usage_max"),
+        running=server.get("running_max"),
+    )
+    sign = sign_of(level, max_num_seqs=max_num_seqs)
+    if sign is not None:
+        return f"beyond the {'wall' if sign.limit == 'wall' else 'limit max_num_seqs'}: {sign.evidence}"
+    if wall_users is not None and users > wall_users:
+        return f"beyond the wall: the pool holds {wall_users:.1f} streams on average"
+    if max_num_seqs is not None and users > max_num_seqs:
+        return f"beyond the limit max_num_seqs of {max_num_seqs}"
+    if stage["window"] is None or (not stage["window"]["steady"] and not unsteady):
+        faults = [text.removeprefix("not steady: ") for text in stage["reasons"] if text.startswith("not steady")]
+        return f"not steady: {'; '.join(faults) or 'no window'}"
+    return ""
+
+
+def _waiting(server: Mapping[str, Any]) -> float | None:
+    capacity = server.get("waiting_capacity_mean")
+    value = server.get("waiting_mean") if capacity is None else capacity
+    return None if value is None else float(value)
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1e3
+
+
+def _tpot_s(stage: Mapping[str, Any]) -> float | None:
+    """Mean time between two tokens of a stream."""
+    window, gaps, rate = stage["window"], stage["chunk_gap_ms"], stage["output_tokens_per_s"]
+    by_request = _seconds(stage["tpot_ms"]["mean"])
+    if gaps["mean"] is None or rate is None or not gaps["n"]:
+        return by_request
+    tokens = rate * (window["end_s"] - window["start_s"])
+    chunks = gaps["n"] + stage["ttft_ms"]["n"]
+    # with several tokens a chunk a gap is no time per token
+    return gaps["mean"] / 1e3 if abs(tokens / chunks - 1) <= _ONE_TOKEN_A_CHUNK else by_request
+
+
+def _log_sd(stage: Mapping[str, Any], key: str, users: float) -> float:
+    """Relative standard error of a mean: from its interval, which knows how alike neighbours are; else as if requests
+    that ran side by side were one, for they shared their steps."""
+    stats = stage[key]
+    if not stats["mean"]:
+        return 0.0
+    interval = (stage.get("intervals") or {}).get(key)
+    if interval is not None:
+        error = (interval["high"] - interval["low"]) / (2 * Z90)
+    elif stats["n"] and stats["std"] is not None:
+        error = stats["std"] / math.sqrt(max(1.0, stats["n"] / users))
+    else:
+        return _MOST_LOG_SD
+    return float(max(_LEAST_LOG_SD, error / stats["mean"]))
+
+
+def _step(stage: Mapping[str, Any], shape: Shape, users: float) -> tuple[float | None, float | None, float]:
+    """The server's own step. With one user it stands idle between requests, which a gauge read now and then cannot tell."""
+    server = stage["server"] or {}
+    step_ms, steps, tokens = (server.get(key) for key in ("step_ms_mean", "steps", "tokens_per_step_mean"))
+    if users < 2 or not (step_ms and steps and tokens):
+        return None, None, 0.0
+    # of the tokens of a step, those that decode and the first tokens are output
+    decoding = tokens / (1 + shape.computed_tokens / shape.output_tokens)
+    return step_ms / 1e3, decoding, max(_LEAST_LOG_SD, 0.5 / math.sqrt(steps))
+
+
+def _little(stage: Mapping[str, Any], o: Observation) -> float | None:
+    rate = stage["output_tokens_per_s"]
+    if not rate or o.ttft_s is None:
+        return None
+    life_s = o.ttft_s + (o.shape.output_tokens - 1) * o.tpot_s + o.shape.think_s
+    return float(o.users * o.shape.output_tokens / life_s / rate - 1)

@@ -1,0 +1,237 @@
+"""What `calibrate` needs of the world: which deployment a probe means, a design as a profile, finished runs as stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from calibration.calibrate import FinishedRun, calibrate
+from calibration.calibration_file import (
+    UNKNOWN_GPU,
+    Calibration,
+    DeploymentRecord,
+    RunRecord,
+    gpu_named,
+    record_deployment,
+)
+from calibration.catalog import find_model
+from calibration.deployment import resolve_deployment
+from calibration.design import DesignedStage
+from calibration.errors import InputError
+from calibration.families import read_config
+from harness.clock import wall_time
+from harness.errors import UsageError
+from harness.observe.probe import ProbeResult
+from harness.store import RunData, read_run
+from loadprofiles.profile import Profile, parse_profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the user says of a server beside what it shows; None: taken from the server, else vLLM's default."""
+
+    model_config: str | None = None
+    gpu: str | None = None
+    device: str | None = None
+    tp: int = 1
+    pp: int = 1
+    weights: str = "auto"
+    dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    enforce_eager: bool = False
+
+
+def record_of(probed: ProbeResult, told: Told) -> DeploymentRecord:
+    """The deployment that a probe and its user describe.
+
+    Raises:
+        InputError: the model or the pool is not known, or values that do not go together.
+    """
+    model = _model(probed, told)
+    architecture = find_model(model) if isinstance(model, str) else read_config(model, _source(probed, told))
+    pool = probed.pool
+    blocks = told.num_gpu_blocks if told.num_gpu_blocks is not None else (pool and pool.num_blocks)
+    on_cpu = told.device == "cpu"
+    if blocks is None and (on_cpu or told.gpu is None):
+        raise InputError(
+            f"the KV pool of {probed.base_url} is not known: it shows none, and no GPU was named to reckon it from",
+            "open its /metrics (--metrics-url), or give --gpu or --num-gpu-blocks",
+        )
+    deployment = resolve_deployment(
+        architecture,
+        gpu=None if on_cpu else gpu_named(told.gpu or UNKNOWN_GPU.name),
+        device=told.device,
+        vllm_version=probed.vllm_version,
+        tp=told.tp,
+        pp=told.pp,
+        dp=probed.engines or 1,
+        dtype=told.dtype,
+        weights=told.weights,
+        kv=(pool and pool.kv_cache_dtype) or "auto",
+        max_model_len=probed.max_model_len,
+        max_num_seqs=_first(told.max_num_seqs, probed.max_num_seqs),
+        max_num_batched_tokens=_first(told.max_num_batched_tokens, probed.max_num_batched_tokens),
+        block_size=pool.block_size if pool else None,
+        num_gpu_blocks_override=blocks,
+        enable_prefix_caching=pool.prefix_caching if pool else None,
+        enforce_eager=told.enforce_eager,
+    )
+    return record_deployment(deployment, model, probed.model)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _source(probed: ProbeResult, told: Told) -> str:
+    return told.model_config or str(Path(probed.model_root or probed.model) / "config.json")
+
+
+def _model(probed: ProbeResult, told: Told) -> str | Mapping[str, Any]:
+    """A catalog name, or the content of a config.json: what was told, else what the server loaded."""
+    if told.model_config is not None:
+        path = Path(told.model_config)
+        path = path / "config.json" if path.is_dir() else path
+        return _config(path) if path.suffix == ".json" or path.is_file() else told.model_config
+    root = Path(probed.model_root or "") / "config.json"
+    if probed.model_root and root.is_file():
+        return _config(root)
+    names = [name for name in (probed.model_root, probed.model) if name]
+    for name in names:
+        try:
+            find_model(name)
+        except InputError:
+            continue
+        return name
+    raise InputError(
+        f"the architecture of {names[0]!r} is not known: it is not in the catalog, and its config.json is not readable here",
+        "give --model-config with the model's config.json, or with a name that `vllm-harness models` lists",
+    )
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", "expected a config.json") from error
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON: {error}", "expected a Hugging Face config.json") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no JSON object", "expected a Hugging Face config.json")
+    return content
+
+
+def profile_of(name: str, stages: Sequence[DesignedStage], endpoint: str) -> Profile:
+    """The stages as a profile."""
+    return parse_profile(
+        {
+            "name": name,
+            "about": "stages designed by vllm-harness calibrate",
+            "workload": {
+                "prompt_tokens": stages[0].prompt_tokens,
+                "output_tokens": stages[0].output_tokens,
+                "endpoint": endpoint,
+            },
+            "stages": [_stage(stage) for stage in stages],
+        },
+        "calibrate",
+    )
+
+
+def _stage(stage: DesignedStage) -> dict[str, Any]:
+    bounds = {} if stage.requests is None else {"requests": stage.requests}
+    return {
+        "users": stage.users,
+        "prompt_tokens": stage.prompt_tokens,
+        "output_tokens": stage.output_tokens,
+        "ramp_up": round(stage.ramp_up_s, 3),
+        "duration": round(stage.duration_s, 3),
+        **bounds,
+    }
+
+
+def probe_of(run: RunData) -> ProbeResult:
+    """What the server of a run showed.
+
+    Raises:
+        UsageError: run.json does not hold it.
+    """
+    try:
+        return ProbeResult.from_dict(run.run["deployment"])
+    except (KeyError, ValidationError) as error:
+        raise UsageError(f"{run.folder}/run.json: deployment: not what a probe gives: {error}") from error
+
+
+def finished_run(run: RunData, *, is_scout: bool = False) -> FinishedRun:
+    """A run's stages as the fit takes them."""
+    planned = run.run.get("profile", {}).get("stages", [])
+    think_s = [float(planned[s["index"]].get("think") or 0.0) if s["index"] < len(planned) else 0.0 for s in run.stages]
+    record = RunRecord(
+        folder=str(run.folder),
+        started=str(run.run.get("started", "")),
+        base_url=str(run.run.get("deployment", {}).get("base_url", "")),
+    )
+    return FinishedRun(record, run.stages, think_s, is_scout)
+
+
+#: what a probe shows of a server that makes it another one
+_IDENTITY = ("model_root", "vllm_version", "max_model_len", "engines", "pool", "max_num_seqs", "max_num_batched_tokens")
+
+
+def one_server(runs: Sequence[RunData]) -> ProbeResult:
+    """The server of all these runs.
+
+    Raises:
+        UsageError: they are of different ones; names what differs.
+    """
+    probes = [probe_of(run) for run in runs]
+    for run, other in zip(runs[1:], probes[1:], strict=True):
+        for key in _IDENTITY:
+            here, there = getattr(probes[0], key), getattr(other, key)
+            if here != there:
+                raise UsageError(
+                    f"{runs[0].folder} and {run.folder} are of different deployments: {key} is {_shown(here)} in the first "
+                    f"and {_shown(there)} in the second",
+                    "calibrate each by itself",
+                )
+    return probes[0]
+
+
+def _shown(value: object) -> str:
+    pool_blocks = getattr(value, "num_blocks", None)
+    return f"{pool_blocks} blocks" if pool_blocks is not None else repr(value)
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunData]:
+    """Finished runs.
+
+    Raises:
+        UsageError: one holds no run, or none of its stages ended.
+    """
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if not run.stages:
+            raise UsageError(f"{run.folder} has no finished stage: there is nothing to fit")
+    return runs
+
+
+def calibrate_runs(record: DeploymentRecord, runs: Sequence[RunData]) -> Calibration:
+    """The calibration of a deployment from its finished runs.
+
+    Raises:
+        NotIdentifiable: too few usable stages.
+    """
+    return calibrate(
+        record,
+        [finished_run(run) for run in runs],
+        harness_version=version("vllm-harness"),
+        created=wall_time().isoformat(timespec="seconds"),
+    )
