@@ -2,11 +2,12 @@
 
 aiohttp opens, pools and encrypts the connections and frames HTTP. What it does not do here is wake a task for every
 token: a subclass of its protocol stamps each read in the transport's own callback, and a subclass of its body reader
-files the body bytes with that stamp instead of waking a reader. The request's task sleeps until the body ends. JSON is
-never looked at in this file.
+files the body bytes with that stamp instead of waking a reader. The request's task sleeps until the body ends. Nor does
+it build each request anew: the first to a path is aiohttp's own, with the proxy, authorization and headers it finds; the
+later ones repeat its head over connections from the same pool (:class:`_Route`). JSON is never looked at in this file.
 
-The private names of aiohttp this rests on (``BaseConnector._factory``, ``ResponseHandler._payload``, the slots of
-``StreamReader``) are held by ``tests/load/test_client.py``.
+The private names of aiohttp this rests on (``BaseConnector._factory``, ``BaseConnector.connect``,
+``ResponseHandler.set_response_params`` and ``_payload``, the slots of ``StreamReader``) are held by ``tests/load/test_client.py``.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.hdrs import CONTENT_LENGTH
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 from yarl import URL
 
 from harness.clock import NS_PER_S, now_ns
 from harness.decode import StreamEnd
+from harness.exchange import Exchange
 from harness.http_get import is_loopback
 
 #: seconds an idle connection is kept: below uvicorn's 5 s, so that the server is never the one to close it first
@@ -39,56 +42,9 @@ ERROR_BODY_S = 2.0
 STALE_S = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One request on the wire: when it left, what came back and when, how it ended.
-
-    Stamps are nanoseconds of :func:`harness.clock.now_ns`. ``arrivals`` holds (stamp, body bytes) in order of arrival;
-    the decoder takes them out as it likes.
-    """
-
-    started_ns: int
-    sent_ns: int | None = None
-    #: stamp of the latest read, headers included
-    last_read_ns: int | None = None
-    status: int | None = None
-    arrivals: list[tuple[int, bytes]] = field(default_factory=list)
-    body_limit: int | None = None
-    body_bytes: int = 0
-    end: StreamEnd | None = None
-    end_ns: int = 0
-    message: str | None = None
-    #: the connection had carried a request before
-    reused: bool = False
-    #: the send was repeated on a fresh connection after a stale one dropped
-    resent: bool = False
-    retry_after: str | None = None
-    _deadline: asyncio.Timeout | None = None
-    _stop: StreamEnd | None = None
-
-    def stop(self, why: StreamEnd) -> None:
-        """End the request from outside (stall, total time, end of stage); the connection is closed."""
-        if self._stop is None:
-            self._stop = why
-            if self._deadline is not None:
-                self._deadline.reschedule(asyncio.get_running_loop().time())
-
-    def take(self, data: bytes) -> None:
-        """File body bytes with the stamp of the read they came in. Called by the reader, for every HTTP chunk."""
-        if self.body_limit is None or self.body_bytes < self.body_limit:
-            self.arrivals.append((self.last_read_ns or now_ns(), data))
-            self.body_bytes += len(data)
-
-    def body(self) -> bytes:
-        return b"".join(data for _, data in self.arrivals)
-
-    def _finish(self, end: StreamEnd, message: str | None = None) -> None:
-        if self.end is None:
-            self.end, self.end_ns, self.message = end, now_ns(), message
-
-
-#: the exchange the current task is sending: how a connection learns whom its answer belongs to
-_CURRENT: ContextVar[Exchange | None] = ContextVar("current_exchange", default=None)
+#: the exchange that aiohttp is sending for the current task, alone in a list: how a connection learns whom its answer
+#: belongs to. The list is emptied after it, since contexts live on in the loop's cancelled timers
+_CURRENT: ContextVar[Sequence[Exchange]] = ContextVar("current_exchange", default=())
 
 
 class _StampedTransport:
@@ -153,15 +109,28 @@ class _StampedHandler(ResponseHandler):
         self.transport = _StampedTransport(transport, self)  # type: ignore[assignment]
 
     def wrote(self) -> None:
-        """Bytes of a request were handed to the socket: the exchange of this task is ours from here on."""
-        exchange = _CURRENT.get()
-        if exchange is None:
-            return
+        """aiohttp handed bytes of a request to the socket: the exchange of this task is ours from here on."""
+        for exchange in _CURRENT.get():
+            self._begin(exchange)
+            exchange.sent_ns = now_ns()
+
+    def send(self, request: bytes, exchange: Exchange) -> None:
+        """Send a whole request.
+
+        Raises:
+            ServerDisconnectedError: the connection was closed right after it was opened.
+        """
+        if not self.is_connected():
+            raise aiohttp.ServerDisconnectedError
+        self._begin(exchange)
+        self.transport.write(request)  # type: ignore[union-attr]
+        exchange.sent_ns = now_ns()
+
+    def _begin(self, exchange: Exchange) -> None:
         if self.exchange is not exchange:
             self.exchange = exchange
             exchange.reused = self.exchanges > 0
             self.exchanges += 1
-        exchange.sent_ns = now_ns()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -172,6 +141,7 @@ class _StampedHandler(ResponseHandler):
             # aiohttp hangs up on bytes that are not HTTP; without this the hang-up would look like the server's
             self.exchange.end, self.exchange.end_ns = StreamEnd.PROTOCOL, self.exchange.last_read_ns or now_ns()
             self.exchange.message = f"the answer is not HTTP: {self._exception}"
+            _drop_frames(self._exception)
             self._wake(self._payload, aiohttp.ClientPayloadError(self.exchange.message))
         payload = self._payload
         if payload is not None and payload is not self._adopted:
@@ -193,16 +163,20 @@ class _StampedHandler(ResponseHandler):
         payload.__class__ = _StampedReader
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self.exchange is not None and self.exchange.end is None:
-            # which of the two it was is lost in aiohttp's own exceptions
-            self.exchange.message = (
-                "the server closed the connection before the end of the answer" if exc is None else f"{exc}"
-            )
-            self.exchange.end = StreamEnd.EOF if exc is None else StreamEnd.RESET
-            self.exchange.end_ns = now_ns()
         payload = self._payload
-        super().connection_lost(exc)
+        exchange = self.exchange if self.exchange is not None and self.exchange.end is None else None
+        if exchange is not None and exc is not None:
+            # which of the two it was is lost in aiohttp's own exceptions
+            exchange.end, exchange.message = StreamEnd.RESET, f"{exc}"
+        super().connection_lost(exc)  # the end of a body that has no other: our reader is told so
+        if exchange is not None:
+            if exchange.end is None:
+                exchange.end = StreamEnd.EOF
+                exchange.message = "the server closed the connection before the end of the answer"
+            exchange.end_ns = now_ns()
         self._wake(payload, exc or ConnectionResetError("the connection was closed"))
+        if payload is not None:
+            _drop_frames(payload.exception())
         # a dead connection is a cycle of protocol, parser and reader: it must not keep a request's bytes alive
         self.exchange = self._adopted = None
 
@@ -213,12 +187,49 @@ class _StampedHandler(ResponseHandler):
             payload.set_exception(error)
 
 
+def _drop_frames(error: BaseException | None) -> None:
+    """Let go of the frames an exception and its causes passed through. They refer to what refers to the exception; a
+    collector that comes seldom would leave such cycles, one a failed request, for half an hour."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = functools.partial(  # type: ignore[assignment]  # partial is invariant in what it makes
             _StampedHandler, loop=asyncio.get_running_loop()
         )
+
+
+class _Route:
+    """How requests to one path go out: by the connections that the first one's would go by, with its head.
+
+    Args:
+        request: the first one, as aiohttp resolved it.
+    """
+
+    __slots__ = ("_head", "request")
+
+    def __init__(self, request: aiohttp.ClientRequest) -> None:
+        self.request = request
+        # what ClientRequest.send and StreamWriter.write_headers do
+        target = str(request.url) if request.proxy and not request.is_ssl() else request.url.raw_path_qs
+        headers = (f"{name}: {value}" for name, value in request.headers.items() if name != CONTENT_LENGTH)
+        self._head = "\r\n".join([f"{request.method} {target} HTTP/1.1", *headers, f"{CONTENT_LENGTH}: "]).encode()
+
+    def message(self, body: bytes) -> bytes:
+        """A whole request."""
+        return b"%s%d\r\n\r\n%s" % (self._head, len(body), body)
+
+
+class _Held(Protocol):
+    """What holds a connection: aiohttp's response, or its connection itself."""
+
+    def close(self) -> None: ...
+
+    def release(self) -> Any: ...
 
 
 class StreamClient:
@@ -242,6 +253,9 @@ class StreamClient:
         self._url = URL(base_url)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **(headers or {})}
         self._connect_timeout_s = connect_timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._latest: aiohttp.ClientRequest | None = None
+        self._routes: dict[str, _Route] = {}
         self._ssl: bool | ssl.SSLContext = verify_tls
         self._session: aiohttp.ClientSession | None = None
         self.in_flight: set[Exchange] = set()
@@ -251,7 +265,8 @@ class StreamClient:
             connector=_Connector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=300, ssl=self._ssl),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+            timeout=self._timeout,
+            request_class=self._new_request,  # type: ignore[arg-type]  # what makes one will do
             trust_env=not is_loopback(self._url.host or "localhost"),
             auto_decompress=True,
         )
@@ -291,52 +306,91 @@ class StreamClient:
             and exchange.end_ns - exchange.sent_ns < STALE_S * NS_PER_S
         )
 
+    def _new_request(self, *args: Any, **options: Any) -> aiohttp.ClientRequest:
+        self._latest = aiohttp.ClientRequest(*args, **options)
+        return self._latest
+
     async def _attempt(self, path: str, body: bytes, exchange: Exchange) -> None:
-        assert self._session is not None, "used outside its context"
-        token = _CURRENT.set(exchange)
         try:
             async with asyncio.timeout(None) as deadline:
                 exchange._deadline = deadline
                 if exchange._stop is not None:
                     exchange.stop(exchange._stop)
-                response = await self._session.post(
-                    self._url.joinpath(path.lstrip("/")), data=body, allow_redirects=False
-                )
-                await self._receive(response, exchange)
-        except TimeoutError as error:
-            # ours (stop) or aiohttp's connect timeout, which is a TimeoutError too
-            if exchange._stop is not None:
-                exchange._finish(exchange._stop)
-            else:
-                exchange._finish(StreamEnd.CONNECT, f"no connection within {self._connect_timeout_s:g} s ({error})")
-        except aiohttp.ClientConnectorError as error:
-            exchange._finish(StreamEnd.CONNECT, str(error))
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:
-            exchange._finish(StreamEnd.RESET, str(error) or type(error).__name__)
-        except aiohttp.ClientPayloadError as error:
-            exchange._finish(StreamEnd.PROTOCOL, str(error))
-        except (aiohttp.ClientError, ValueError) as error:
-            exchange._finish(StreamEnd.PROTOCOL, f"{type(error).__name__}: {error}")
+                if (route := self._routes.get(path)) is None:
+                    await self._first(path, body, exchange)
+                else:
+                    await self._again(route, body, exchange)
+        except (TimeoutError, aiohttp.ClientError, HttpProcessingError, ConnectionError, ValueError) as error:
+            exchange._finish(*self._end_by(error, exchange))
+            _drop_frames(error)
         finally:
             exchange._deadline = None
-            _CURRENT.reset(token)
 
-    async def _receive(self, response: aiohttp.ClientResponse, exchange: Exchange) -> None:
+    def _end_by(self, error: Exception, exchange: Exchange) -> tuple[StreamEnd, str | None]:
+        """What an exception of aiohttp's says of the end."""
+        match error:
+            case TimeoutError() if exchange._stop is not None:
+                return exchange._stop, None
+            case TimeoutError():  # aiohttp's connect timeout is one too
+                return StreamEnd.CONNECT, f"no connection within {self._connect_timeout_s:g} s ({error})"
+            case aiohttp.ClientConnectorError():
+                return StreamEnd.CONNECT, str(error)
+            case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionError():
+                return StreamEnd.RESET, str(error) or type(error).__name__
+            case aiohttp.ClientPayloadError():
+                return StreamEnd.PROTOCOL, str(error)
+        return StreamEnd.PROTOCOL, f"{type(error).__name__}: {error}"
+
+    async def _first(self, path: str, body: bytes, exchange: Exchange) -> None:
+        """Send as aiohttp does, and learn how to do it again."""
+        assert self._session is not None, "used outside its context"
+        current = [exchange]
+        token = _CURRENT.set(current)
         try:
-            exchange.status = response.status
-            if response.status != 200:
+            url = self._url.joinpath(path.lstrip("/"))
+            response = await self._session.post(url, data=body, allow_redirects=False)
+        finally:
+            _CURRENT.reset(token)
+            current.clear()
+        assert self._latest is not None
+        self._routes[path] = _Route(self._latest)
+        await self._receive(response.status, response.headers, response.content, exchange, response)
+
+    async def _again(self, route: _Route, body: bytes, exchange: Exchange) -> None:
+        assert self._session is not None, "used outside its context"
+        assert self._session.connector is not None
+        connection = await self._session.connector.connect(route.request, traces=[], timeout=self._timeout)
+        protocol: Any = connection.protocol
+        try:
+            protocol.set_response_params(read_until_eof=True)
+            protocol.send(route.message(body), exchange)
+            message, content = await protocol.read()
+            while message.code < 200 and message.code != 101:
+                message, content = await protocol.read()
+        except BaseException:
+            connection.close()
+            raise
+        await self._receive(message.code, message.headers, content, exchange, connection)
+
+    async def _receive(
+        self, status: int, headers: Mapping[str, str], content: StreamReader, exchange: Exchange, held: _Held
+    ) -> None:
+        try:
+            exchange.status = status
+            if status != 200:
                 exchange.body_limit = ERROR_BODY_BYTES
-                exchange.retry_after = response.headers.get("Retry-After")
+                exchange.retry_after = headers.get("Retry-After")
                 async with asyncio.timeout(ERROR_BODY_S):
-                    await self._end_of(response.content)
+                    await self._end_of(content)
             else:
-                await self._end_of(response.content)
+                await self._end_of(content)
+            exchange._finish(StreamEnd.EOF)  # unless its last byte said so: an answer without a body has none
         except TimeoutError:
-            if exchange._stop is not None or response.status == 200:
+            if exchange._stop is not None or status == 200:
                 raise
             exchange._finish(StreamEnd.EOF)
         finally:
-            response.close() if exchange.end is not StreamEnd.EOF or exchange.message else response.release()
+            held.close() if exchange.end is not StreamEnd.EOF or exchange.message else held.release()
 
     @staticmethod
     async def _end_of(content: StreamReader) -> None:

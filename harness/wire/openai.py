@@ -100,7 +100,10 @@ def read_event(endpoint: Endpoint, event_type: str, data: bytes) -> Chunk:
         problem = error
     if event_type != "message":
         return UNKNOWN
-    raise problem
+    try:
+        raise problem
+    finally:
+        del problem  # its traceback holds this frame: a cycle, and with it the whole request
 
 
 def repair(data: bytes) -> bytes | None:

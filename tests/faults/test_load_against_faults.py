@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from server import FaultServer
 
 from harness.client import StreamClient
 from harness.clock import NS_PER_S, now_ns, sleep_s
+from harness.load.flight import Flight
 from harness.load.orders import Setup, StageOrder, Tag, split
 from harness.load.stages import order_of
 from harness.load.worker import Worker
@@ -90,6 +92,26 @@ async def test_a_whole_answer_in_one_write_has_one_arrival(fault_server: FaultSe
     assert record.outcome == "ok"
     assert record.ttft_ms == record.e2e_ms
     assert set(record.chunk_gaps_ms or ()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "model", ["rst:after=2", "close:after=2", "chunk_cut", "garbage", "garbage_chunk", "no_json", "html_502"]
+)
+async def test_a_failed_request_leaves_nothing_that_waits_for_the_collector(
+    fault_server: FaultServer, model: str
+) -> None:
+    """The collector comes every half hour to a worker (see its ``main``): until then such cycles would pile up."""
+    async with loading(fault_server, model) as load:
+        gc.collect()
+        gc.disable()
+        try:
+            records = await load.stage(users=5, requests=5)
+            await asyncio.sleep(0.05)  # the loop lets go of what it closed
+            left = [thing for thing in gc.get_objects() if isinstance(thing, Flight)]
+        finally:
+            gc.enable()
+    assert {record.outcome for record in records} == {"failed"}
+    assert left == []
 
 
 @pytest.mark.parametrize(

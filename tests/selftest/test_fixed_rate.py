@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
-from harness.client import Exchange, StreamClient
+from harness.client import StreamClient
 from harness.clock import NS_PER_MS, now_ns
 from harness.decode import Plan, StreamDecoder
+from harness.exchange import Exchange
 from harness.fixed_rate import FixedRate
 from harness.http_get import Getter
 from harness.record import Record
