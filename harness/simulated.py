@@ -19,6 +19,7 @@ from calibration.predict import Load, Predictor
 from calibration.queueing import Shape
 from calibration.steptime import step_time
 from calibration.trace import RequestTrace
+from calibration.twin.content import Content
 from calibration.twin.counters import Histogram
 from calibration.twin.engine import Engine
 from calibration.twin.sequence import Sequence as Request
@@ -41,6 +42,7 @@ from harness.twin_metrics import LATENESS_BUCKETS_S, render
 from harness.twin_metrics import Scrape as TwinScrape
 from loadprofiles.lengths import Lengths, mean_of, quantile_of
 from loadprofiles.profile import OfContext, Profile, Stage, Synthetic
+from loadprofiles.workload import SharedPrefix
 
 #: as a ramp's; a long stage is scraped less often, so that reading does not outweigh simulating
 SCRAPE_INTERVAL_S = 0.5
@@ -49,6 +51,11 @@ _MOST_SCRAPES = 240
 GAP_S = 0.25
 #: gaps put into a histogram at once
 _GAPS_AT_ONCE = 1_000_000
+
+
+def shared_prefix_of(profile: Profile) -> SharedPrefix | None:
+    """What the prompts of a profile have in common."""
+    return profile.workload.shared_prefix if isinstance(profile.workload, Synthetic) else None
 
 
 def refuse(profile: Profile) -> None:
@@ -101,6 +108,8 @@ class Simulation:
         model: the name in records and metrics.
         seed: of arrivals and lengths, as a ramp's, and of the noise.
         noise: standard deviation of the logarithm of a step's time.
+        shared_prefix: beginnings that the profile's prompts have in common.
+        overhead_s: from a client to the engine; None: as much as makes the mean time to first token the predicted one.
         writer: takes records and scrapes as they come; the run's and summary's documents are the caller's.
 
     Raises:
@@ -111,6 +120,8 @@ class Simulation:
     model: str
     seed: int = 0
     noise: float = 0.0
+    shared_prefix: SharedPrefix | None = None
+    overhead_s: float | None = None
     grace_s: float = 30.0
     slo_ms: Mapping[str, float] = field(default_factory=dict)
     writer: RunWriter | None = None
@@ -156,7 +167,8 @@ class Simulation:
         order = self._order(stage, index)
         load = load_of_stage(stage)
         scrapes: list[Scrape] = [self._scrape(start_s - GAP_S / 2)]
-        run = self._play(stage, order, self.predictor.overhead_s(load), scrapes)
+        overhead_s = self.predictor.overhead_s(load) if self.overhead_s is None else self.overhead_s
+        run = self._play(stage, order, overhead_s, scrapes)
         trace = run.trace
         cut_s = order.kill_ns / NS_PER_S
         span = (start_s, cut_s if trace.incomplete.any() else _last_moment(trace, start_s))
@@ -174,7 +186,7 @@ class Simulation:
             (window["start_s"], window["end_s"]) if window else None,
             span,
             ours=_traffic(trace),
-            prompts_unique=True,
+            prompts_unique=self.shared_prefix is None,
         ).to_dict()
         self._write(index, order, trace, scrapes)
         return summary
@@ -191,7 +203,7 @@ class Simulation:
         end_s = kill_s - self.grace_s
         every_s = max(SCRAPE_INTERVAL_S, (stage.duration or 0.0) / _MOST_SCRAPES)
         watch = Watch(every_s, lambda now_s, _: scrapes.append(self._scrape(now_s)), start_s)
-        make = _Maker(stage, f"{self.seed}/{order.index}")
+        make = _Maker(stage, f"{self.seed}/{order.index}", self.shared_prefix, self._config.block_size)
         if order.open_loop:
             arrivals = [due / NS_PER_S for due in order.due_ns]
             return open_loop(
@@ -242,17 +254,32 @@ class Simulation:
 
 
 class _Maker:
-    """Requests of a stage, their lengths drawn from its distributions by the request's number."""
+    """Requests of a stage in the order they are sent: lengths drawn from its distributions, some with a shared prefix."""
 
-    def __init__(self, stage: Stage, seed: str) -> None:
+    def __init__(self, stage: Stage, seed: str, shared: SharedPrefix | None, block_size: int) -> None:
         self._prompt, self._output = _lengths(stage)
         self._draw = Random(seed)
+        self._shared = shared
+        self._block_size = block_size
+        self._made = 0
 
     def __call__(self, user: int, nth: int) -> Request:
-        return Request(self._length(self._prompt), self._length(self._output))
+        prompt, output = self._length(self._prompt), self._length(self._output)
+        self._made += 1
+        return Request(prompt, output, content=self._content(prompt))
 
     def _length(self, lengths: Lengths) -> int:
         return quantile_of(lengths, self._draw.random())
+
+    def _content(self, prompt_tokens: int) -> Content | None:
+        """Keys of the whole blocks of the prefix, equal for all requests that have it."""
+        shared = self._shared
+        if shared is None or self._draw.random() >= shared.share:
+            return None
+        renewed = 0 if shared.reuse is None else self._made // (shared.reuse * shared.prefixes)
+        prefix = self._draw.randrange(shared.prefixes) + renewed * shared.prefixes
+        blocks = min(shared.tokens, prompt_tokens - 1) // self._block_size
+        return Content([hash((prefix, block)) for block in range(blocks)])
 
 
 def _last_moment(trace: RequestTrace, start_s: float) -> float:

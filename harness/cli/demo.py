@@ -141,3 +141,5 @@ def running_twin(flags: tuple[str, ...]) -> Iterator[Twin]:
         finally:
             process.terminate()
             process.wait(START_S)
+            if process.stdout is not None:
+                process.stdout.close()

@@ -128,10 +128,14 @@ def _loads(asked: Namespace, predictor: Predictor) -> tuple[list[Load], Shape]:
     from calibration.predict import Load
 
     if asked.profile is not None:
-        from harness.simulated import load_of_stage, refuse
+        from harness.simulated import load_of_stage, refuse, shared_prefix_of
 
         profile = _profile(asked, predictor)
         refuse(profile)
+        if shared_prefix_of(profile) is not None:
+            raise UsageError(
+                f"{profile.name}: shared prefixes are found in the cache or not as requests come", "give --simulate"
+            )
         loads = [load_of_stage(stage) for stage in profile.stages]
         return loads, loads[0].shape
     shape = _shape(asked)

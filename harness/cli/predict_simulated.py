@@ -25,13 +25,20 @@ def simulate(predictor: Predictor, profile: Profile, asked: Namespace, known: ca
         UsageError: no twin of the deployment, a profile that cannot be played, or a folder that holds another run.
     """
     from harness.clock import wall_time
-    from harness.simulated import Simulation, refuse
+    from harness.simulated import Simulation, refuse, shared_prefix_of
     from harness.store import RunWriter
 
     refuse(profile)
     slo_ms = parse_slo(asked.slo)
     name = predictor.served.deployment.architecture.catalog_name or predictor.served.deployment.architecture.name
-    simulation = Simulation(predictor, name, seed=asked.seed, noise=asked.noise, slo_ms=slo_ms)
+    simulation = Simulation(
+        predictor,
+        name,
+        seed=asked.seed,
+        noise=asked.noise,
+        slo_ms=slo_ms,
+        shared_prefix=shared_prefix_of(profile),
+    )
     writer = None if asked.out is None else RunWriter(Path(asked.out))
     stages: list[dict[str, Any]] = []
     marked = predicted_mark(known, asked.noise)

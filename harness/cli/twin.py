@@ -11,7 +11,6 @@ import typer
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from calibration.factors import FactorSet
     from calibration.steptime import StepModel
     from calibration.twin.config import EngineConfig, Speculation
     from harness.twin_server import TwinConfig
@@ -54,8 +53,13 @@ def command(
         ),
     ] = None,
     enable_prefix_caching: Annotated[
-        bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", rich_help_panel=_VLLM)
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Find known prefixes (yes; of a plan or calibration as there).",
+            rich_help_panel=_VLLM,
+        ),
+    ] = None,
     scheduling_policy: Annotated[
         str, typer.Option("--scheduling-policy", help="fcfs or priority.", rich_help_panel=_VLLM)
     ] = "fcfs",
@@ -91,8 +95,19 @@ def command(
     ] = "auto",
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", metavar="FILE", help="Factors that correct the plan.", rich_help_panel=_PLAN),
+        typer.Option(
+            "--calibration",
+            metavar="FILE",
+            help="The calibrated deployment; with --gpu, factors that correct the plan.",
+            rich_help_panel=_PLAN,
+        ),
     ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer", help="Take the factors for another deployment on the same GPU.", rich_help_panel=_PLAN
+        ),
+    ] = False,
     step_ms: Annotated[float | None, typer.Option("--step-ms", help="Of any step (12).", rich_help_panel=_TIME)] = None,
     per_sequence_ms: Annotated[
         float | None,
@@ -140,16 +155,24 @@ def command(
         **dict(zip(_FLAGS, (max_model_len, max_num_seqs, max_num_batched_tokens, block_size), strict=True)),
         "num_gpu_blocks_override": num_gpu_blocks_override,
     }
-    if gpu is None:
-        _refuse_plan_options(tensor_parallel_size, weights, kv_cache_dtype, calibration)
+    replicas = data_parallel_size
+    if gpu is None and calibration is not None:
+        _refuse_step_times(steps)
+        _refuse_changes(
+            {**flags, "tp": tensor_parallel_size, "dp": data_parallel_size, "weights": weights, "kv": kv_cache_dtype}
+        )
+        engine, step_time, replicas, name = _of_calibration(calibration)
+        model = name if model == "twin" else model
+    elif gpu is None:
+        _refuse_plan_options(tensor_parallel_size, weights, kv_cache_dtype, transfer)
         engine, step_time = _by_hand(flags, steps)
     else:
         _refuse_step_times(steps)
         options = {"tp": tensor_parallel_size, "dp": data_parallel_size, "weights": weights, "kv": kv_cache_dtype}
-        engine, step_time = _of_plan(model, gpu, {**flags, **options}, calibration)
+        engine, step_time = _of_plan(model, gpu, {**flags, **options}, calibration, transfer=transfer)
     engine = replace(
         engine,
-        enable_prefix_caching=enable_prefix_caching,
+        enable_prefix_caching=engine.enable_prefix_caching if enable_prefix_caching is None else enable_prefix_caching,
         scheduling_policy=scheduling_policy,  # type: ignore[arg-type]  # checked there
         async_scheduling=engine.async_scheduling if async_scheduling is None else async_scheduling,
         speculation=_speculation(speculative_acceptance),
@@ -159,7 +182,7 @@ def command(
         served_model_name=served_model_name,
         engine=engine,
         step_time=step_time,
-        data_parallel_size=data_parallel_size,
+        data_parallel_size=replicas,
         api_key=api_key,
         seed=seed,
         noise=noise,
@@ -169,11 +192,21 @@ def command(
     _run(config, host, port)
 
 
-def _refuse_plan_options(tp: int, weights: str, kv: str, calibration: Path | None) -> None:
-    given = {"--tp": tp != 1, "--weights": weights != "auto", "--kv": kv != "auto", "--calibration": calibration}
+def _refuse_plan_options(tp: int, weights: str, kv: str, transfer: bool) -> None:
+    given = {"--tp": tp != 1, "--weights": weights != "auto", "--kv": kv != "auto", "--transfer": transfer}
     for name, is_given in given.items():
         if is_given:
             raise UsageError(f"{name} is given without --gpu", "name the GPU, and a --model of the catalog")
+
+
+def _refuse_changes(flags: dict[str, Any]) -> None:
+    """A calibration is of one deployment."""
+    for name, value in flags.items():
+        if value not in (None, 1, "auto"):
+            raise UsageError(
+                f"--{name.replace('_', '-')} with --calibration alone, which is of one deployment",
+                "to carry its factors over to another, name its --model and --gpu and give --transfer",
+            )
 
 
 def _refuse_step_times(steps: dict[str, float | None]) -> None:
@@ -200,27 +233,30 @@ def _by_hand(flags: dict[str, Any], steps: dict[str, float | None]) -> tuple[Eng
     )
 
 
-def _of_plan(model: str, gpu: str, options: dict[str, Any], calibration: Path | None) -> tuple[EngineConfig, StepModel]:
+def _of_plan(
+    model: str, gpu: str, options: dict[str, Any], calibration: Path | None, *, transfer: bool
+) -> tuple[EngineConfig, StepModel]:
     from calibration.catalog import find_gpu, find_model
     from calibration.deployment import resolve_deployment
     from calibration.twin.deploy import twin_of
+    from harness.cli.calibrated import known_of
 
+    if transfer and calibration is None:
+        raise UsageError("--transfer is given without --calibration", "name the file whose factors are carried over")
     deployment = resolve_deployment(find_model(model), gpu=find_gpu(gpu), **options)
-    return twin_of(deployment, None if calibration is None else _factors(calibration))
+    known = None if calibration is None else known_of(calibration, deployment, transfer=transfer)
+    return twin_of(deployment, None if known is None else known.factors)
 
 
-def _factors(path: Path) -> FactorSet:
-    import json
+def _of_calibration(path: Path) -> tuple[EngineConfig, StepModel, int, str]:
+    """Engine, step time, replicas and name of the deployment that was calibrated."""
+    from calibration.twin.deploy import twin_of
+    from harness.cli.calibrated import known_of
 
-    from calibration.factors import factors_from_json
-
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "give the calibration.json of a run") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}", "give the calibration.json of a run") from None
-    return factors_from_json(content)
+    known = known_of(path, None, transfer=False)
+    architecture = known.deployment.architecture
+    name = known.calibration.deployment.served_model or architecture.catalog_name or architecture.name
+    return (*twin_of(known.deployment, known.factors), known.deployment.dp, name)
 
 
 def _speculation(acceptance: str | None) -> Speculation | None:
