@@ -122,8 +122,6 @@ class Hangar:
         stall_timeout_s: no content for so long ends a request as stalled.
         request_timeout_s: so long after the send a request ends as timeout.
         on_record: called with each finished flight and its record, in slack time.
-        chore: called in slack time when nothing is left to decode; does a small piece of work, or returns False when
-            there is none.
     """
 
     def __init__(
@@ -133,14 +131,12 @@ class Hangar:
         stall_timeout_s: float,
         request_timeout_s: float,
         on_record: Callable[[Flight, Record], None],
-        chore: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run_start_ns = run_start_ns
         self._stall_ns = int(stall_timeout_s * NS_PER_S)
         self._total_ns = int(request_timeout_s * NS_PER_S)
         self._sweep_ns = min(SWEEP_MAX_NS, max(SWEEP_MIN_NS, min(self._stall_ns, self._total_ns) // 20))
         self._on_record = on_record
-        self._chore = chore
         self.flying: set[Flight] = set()
         #: when this process last came back from a suspension: time in which it could not read is no server's stall
         self._resumed_ns = 0
@@ -171,7 +167,8 @@ class Hangar:
             if now - swept_ns >= self._sweep_ns:
                 self._sweep(now)
                 swept_ns = now
-            busy = self._slice(now_ns() + SLICE_NS)
+            self._slice(now_ns() + SLICE_NS)
+            busy = self._landed or self._long
             await asyncio.sleep(0 if len(self._landed) > PRESSING else PAUSE_S if busy else IDLE_S)
 
     def flush(self) -> None:
@@ -179,17 +176,12 @@ class Hangar:
         while self._landed:
             self._finish_first(None)
 
-    def _slice(self, until_ns: int) -> bool:
-        """Work until then; whether some is left."""
+    def _slice(self, until_ns: int) -> None:
         while self._landed and now_ns() < until_ns:
             self._finish_first(until_ns)
         while self._long and now_ns() < until_ns:
             if self._long[0].decode(until_ns):
                 self._long.popleft()
-        while now_ns() < until_ns:
-            if not self._chore():
-                return False
-        return True
 
     def _finish_first(self, until_ns: int | None) -> None:
         flight = self._landed[0]

@@ -12,7 +12,6 @@ import gc
 import signal
 import sys
 from array import array
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,7 +27,7 @@ from harness.load.flight import Flight, Hangar
 from harness.load.orders import Progress, Setup, StageEnd, StageOrder, Tag, line, split
 from harness.measure.gaps import GapHistogram
 from harness.record import Outcome, Record
-from harness.workload.synthetic import Asked, SyntheticWorkload, TextPrompts
+from harness.workload.synthetic import SyntheticWorkload, TextPrompts
 
 PROGRESS_S = 0.25
 LAG_PROBE_S = 0.02
@@ -39,8 +38,6 @@ OPEN_PERIOD_S = 0.1
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 2.0
 
-#: requests made ahead: bytes at most, bytes of a token id, and how many where arrivals have no users
-AHEAD_BYTES, ID_BYTES, AHEAD_ARRIVALS = 8 * 2**20, 7, 64
 #: gaps held until they are counted together, so that a call per request stays cheap
 GAPS_HELD = 8192
 
@@ -61,8 +58,6 @@ class Stage:
         self.not_sent = 0
         self._left = order.requests
         self._number = order.first_number
-        self._ahead: deque[tuple[int, Asked]] = deque()
-        self._enough = most_ahead(order, worker.setup.endpoint)
         self._throttle = Throttler(rate_limit=OPEN_RATE, period=OPEN_PERIOD_S, retry_interval=0.005)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,26 +66,14 @@ class Stage:
             return False
         return self.order.end_ns is None or now_ns() < self.order.end_ns
 
-    def make_ahead(self) -> bool:
-        """Make one more request before its time, in slack; False when enough are ready. What is made when it is needed
-        stands between the end of a user's stream and its next send."""
-        enough = self._enough if self._left is None else min(self._enough, self._left)
-        if self.draining or len(self._ahead) >= enough:
-            return False
-        self._ahead.append(self._make())
-        return True
-
-    def _make(self) -> tuple[int, Asked]:
-        number, self._number = self._number, self._number + self.order.number_step
-        return number, self._worker.ask(self.order, number)
-
     async def _fly(self, user: int, scheduled_ns: int) -> Exchange:
+        order = self.order
         if self._left is not None:
             self._left -= 1
-        number, asked = self._ahead.popleft() if self._ahead else self._make()
+        number, self._number = self._number, self._number + order.number_step
         self.sent += 1
         try:
-            return await self._worker.fly(self.order, user, number, asked, scheduled_ns)
+            return await self._worker.fly(order, user, number, scheduled_ns)
         finally:
             self.ended += 1
 
@@ -180,15 +163,6 @@ class Stage:
         self._worker.cut()
 
 
-def most_ahead(order: StageOrder, endpoint: str) -> int:
-    """How many requests may be made ahead: one a user, within AHEAD_BYTES; none of chat, whose lengths are learned from
-    the answers."""
-    if endpoint != "completions":
-        return 0
-    wanted = AHEAD_ARRIVALS if order.open_loop else len(order.users)
-    return min(wanted, AHEAD_BYTES // (order.prompt_tokens * ID_BYTES + 1))
-
-
 class Worker:
     """The process's state: client, hangar, counters, the line to the controller."""
 
@@ -204,19 +178,16 @@ class Worker:
             stall_timeout_s=setup.stall_timeout_s,
             request_timeout_s=setup.request_timeout_s,
             on_record=self._landed,
-            chore=lambda: self.stage is not None and self.stage.make_ahead(),
         )
-        self.stage: Stage | None = None
         #: stamps and lengths of gaps that are not in the histogram yet, nanoseconds
         self._gap_ends_ns, self._gaps_ns = array("q"), array("q")
+        self.stage: Stage | None = None
         self._lags_ms = array("d")
         self._worst_lag_ms = 0.0
 
-    def ask(self, order: StageOrder, number: int) -> Asked:
-        return self._workload.ask(order.index, number, order.prompt_tokens, order.output_tokens)
-
-    async def fly(self, order: StageOrder, user: int, number: int, asked: Asked, scheduled_ns: int) -> Exchange:
+    async def fly(self, order: StageOrder, user: int, number: int, scheduled_ns: int) -> Exchange:
         setup = self.setup
+        asked = self._workload.ask(order.index, number, order.prompt_tokens, order.output_tokens)
         flight = Flight(
             plan=Plan(
                 request_id=f"{order.index}-{number}",
