@@ -58,7 +58,7 @@ def record_of(probed: ProbeResult, told: Told) -> DeploymentRecord:
     model = _model(probed, told)
     architecture = find_model(model) if isinstance(model, str) else read_config(model, _source(probed, told))
     pool = probed.pool
-    blocks = told.num_gpu_blocks if told.num_gpu_blocks is not None else (pool and pool.num_blocks)
+    blocks = _first(told.num_gpu_blocks, None if pool is None else pool.num_blocks)
     on_cpu = told.device == "cpu"
     if blocks is None and (on_cpu or told.gpu is None):
         raise InputError(

@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Analytical sizing: memory, limits on users, what binds.",
     "ramp": "Raise concurrent streaming users against a live server and measure.",
     "report": "A run as one HTML file that opens offline.",
+    "calibrate": "Fit correction factors to a server: run the stages that tell them, or take finished runs.",
     "predict": "What users get under a load nobody ran, with intervals.",
     "compare": "Measured and predicted saturation side by side.",
     "exporter": "Prometheus metrics of a finished run or a calibration.",
