@@ -13,8 +13,11 @@ from calibration.trace import Floats, RequestTrace
 from harness.measure.from_records import Requests
 from harness.measure.tokens import by_delta, count_tokens
 
-#: of one stage: fewer tell its noise badly, more only cost
-MOST_BLOCKS, FEWEST_BLOCKS = 20, 2
+#: of one stage: more only cost, fewer tell its noise badly, with fewer than two there is none to tell
+MOST_BLOCKS, ENOUGH_BLOCKS, FEWEST_BLOCKS = 20, 8, 2
+#: a block lasts so many lives of a request where the window has enough such: what one meets in its life it shares with
+#: those before and after it
+LIVES = 2.0
 _MS = 1000.0
 
 
@@ -40,11 +43,13 @@ def sample_of(stage: Mapping[str, Any], requests: Requests) -> Sample | str:
 
 
 def blocks_in(length_s: float, lives_s: Floats) -> int:
-    """Blocks of a window: each at least a median request's life long."""
-    if not len(lives_s) or length_s <= 0:
+    """Blocks of a window, each at least one median life of a request long, and :data:`LIVES` where there are enough."""
+    life_s = float(np.median(lives_s)) if len(lives_s) else 0.0
+    if length_s <= 0 or life_s <= 0:
         return FEWEST_BLOCKS
-    life_s = float(np.median(lives_s))
-    return min(max(math.floor(length_s / life_s) if life_s > 0 else MOST_BLOCKS, FEWEST_BLOCKS), MOST_BLOCKS)
+    lives = length_s / life_s
+    blocks = min(max(math.floor(lives / LIVES), min(math.floor(lives), ENOUGH_BLOCKS)), MOST_BLOCKS)
+    return max(blocks, FEWEST_BLOCKS)
 
 
 def _inside(moments_s: Floats, start_s: float, end_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
