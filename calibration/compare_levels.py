@@ -70,18 +70,25 @@ def _name(load: Load) -> str:
     return f"{load.users} users" if load.request_rate is None else f"{load.request_rate:g} requests/s"
 
 
+class Asked(NamedTuple):
+    """What a stage was told beside its level: think time, and the time over which its users started, seconds."""
+
+    think_s: float = 0.0
+    start_spread_s: float | None = None
+
+
 def compare_levels(
-    stages: Sequence[Mapping[str, Any]], predictor: Predictor, think_s: Sequence[float] = ()
+    stages: Sequence[Mapping[str, Any]], predictor: Predictor, asked: Mapping[int, Asked] | None = None
 ) -> LevelsReport:
     """Hold the stages of ``summary.json`` against predictions.
 
     Args:
-        think_s: think time of each stage, by index; 0 where it is not given.
+        asked: of each stage, by its index, where it is known.
     """
     levels, left_out = [], []
     for stage in stages:
         index = stage["index"]
-        load = _load(stage, think_s[index] if index < len(think_s) else 0.0)
+        load = _load(stage, (asked or {}).get(index, Asked()))
         if isinstance(load, str):
             left_out.append(f"stage {index}: {load}")
             continue
@@ -93,17 +100,17 @@ def compare_levels(
     return LevelsReport(tuple(levels), tuple(left_out))
 
 
-def _load(stage: Mapping[str, Any], think_s: float) -> Load | str:
+def _load(stage: Mapping[str, Any], asked: Asked) -> Load | str:
     """What a stage was, as a prediction is asked for; or why it cannot be."""
     if not stage["valid"]:
         return f"invalid: {'; '.join(stage['reasons'])}"
     prompt, output = stage["totals"]["prompt_tokens_mean"], stage["totals"]["output_tokens_mean"]
     if prompt is None or output is None:
         return "no token counts"
-    shape = Shape(prompt_tokens=prompt, output_tokens=max(1.0, output), think_s=think_s)
+    shape = Shape(prompt_tokens=prompt, output_tokens=max(1.0, output), think_s=asked.think_s)
     if stage["request_rate"] is not None:
         return Load(shape=shape, request_rate=stage["request_rate"], max_in_flight=stage["users"])
-    return Load(shape=shape, users=stage["users"])
+    return Load(shape=shape, users=stage["users"], start_spread_s=asked.start_spread_s)
 
 
 def _held(stage: Mapping[str, Any], found: Prediction) -> list[Held]:

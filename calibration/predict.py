@@ -2,8 +2,8 @@
 
 Below every limit means come from the closed forms (:mod:`calibration.queueing`) under the calibrated factors, whose joint
 covariance gives the intervals. Percentiles, and everything from the wall on, come from the twin
-(:mod:`calibration.predict_twin`): its run at the centre gives the value; beyond the wall two more runs, at the likeliest
-factors under which a request takes as long as at the ends of its interval, give the ends. Below the wall a percentile is as uncertain
+(:mod:`calibration.predict_twin`). Beyond the wall its numbers are as uncertain as the mean of its steps under the factors.
+Below the wall a percentile is as uncertain
 as the mean of its quantity. What the calibration measured in front of the first token beyond what the twin's scheduler does
 by itself is put in front of it, so that the mean of both is one.
 """
@@ -19,7 +19,7 @@ from calibration.errors import CalibrationError, InputError
 from calibration.factors import Z90, Basis, FactorSet
 from calibration.limits import Limits, Slo, limits_of
 from calibration.predict_twin import Quantile, TwinLoad, TwinReading, read_load
-from calibration.prediction import Estimate, Outcome, ends_of, propagate
+from calibration.prediction import Estimate, Outcome, propagate
 from calibration.queueing import OperatingPoint, Regime, Shape, closed_loop, most_requests_per_s, open_loop
 from calibration.serving import Serving
 from calibration.steptime import step_time
@@ -45,6 +45,8 @@ class Load:
     request_rate: float | None = None
     #: of an open loop
     max_in_flight: int | None = None
+    #: seconds over which a closed loop's users start, as a ramp starts them; None: at moments of their own
+    start_spread_s: float | None = None
 
     def __post_init__(self) -> None:
         if (self.users is None) == (self.request_rate is None):
@@ -155,7 +157,7 @@ class Predictor:
         if reading is None:
             return _prediction(load, point, means, {}, None, self._notes(beyond=beyond, asked=percentiles))
         if beyond:
-            means, spread = self._beyond_wall(load, means, reading)
+            means, spread = self._beyond_wall(basis, reading)
         else:
             spread = {name: (_log_sd(means[name]), _log_sd(means[name])) for name in ("ttft", "tpot", "e2e")}
         found = {
@@ -240,6 +242,7 @@ class Predictor:
                 life_s=means["e2e"],
                 replicas=self.served.deployment.dp,
                 max_in_flight=load.max_in_flight,
+                start_spread_s=load.start_spread_s,
                 seed=self.seed,
             ),
         )
@@ -274,28 +277,24 @@ class Predictor:
         return factors.value("request_overhead") + factors.value("request_token") * shape.prompt_tokens
 
     def _beyond_wall(
-        self, load: Load, closed: Mapping[str, Estimate], centre: TwinReading
+        self, basis: Basis, reading: TwinReading
     ) -> tuple[dict[str, Estimate], dict[str, tuple[float, float]]]:
-        """Means from the twin, and the spread of each quantity's logarithm to either side (standard deviations)."""
-        overhead_s = self._overhead_s(load, beyond=True)
-        sides: dict[str, tuple[float, float]] = {}
-        values = _values(centre, load)
-        # a whole request's time says how slow everything is: its wait, and every step
-        ends = ends_of(lambda factors: self._means(factors, load), self.factors, "e2e")
-        readings = [self._simulate(factors, load, overhead_s) for factors in ends]
-        for name, value in values.items():
-            moved = sorted(math.log(_values(r, load)[name] / value) / Z90 for r in readings if r is not None)
-            scatter = self.factors.residual_log_sd.get(name, 0.0)
-            low, high = (moved[0], moved[-1]) if moved else (-_log_sd(closed[name]), _log_sd(closed[name]))
-            sides[name] = math.hypot(min(low, 0.0), scatter), math.hypot(max(high, 0.0), scatter)
-        basis = closed["tpot"].basis
+        """Means from the twin, and the spread of each quantity's logarithm to either side (standard deviations).
+
+        Where as many run as can, every time is a number of steps: all are as uncertain as the mean step of that run, whose
+        prompts, recomputed ones among them, and contexts weigh the factors as they came there.
+        """
+
+        def mean_step(factors: FactorSet) -> Outcome:
+            return {"step": reading.steps.mean_step_s(step_time(self.served.physics, factors))}
+
+        own = _log_sd(propagate(mean_step, self.factors, basis)["step"])
+        sds = {name: math.hypot(own, self.factors.residual_log_sd.get(name, 0.0)) for name in _values(reading)}
         means = {
-            name: Estimate(
-                value, value * math.exp(-Z90 * sides[name][0]), value * math.exp(Z90 * sides[name][1]), basis
-            )
-            for name, value in values.items()
+            name: Estimate(value, value * math.exp(-Z90 * sds[name]), value * math.exp(Z90 * sds[name]), basis)
+            for name, value in _values(reading).items()
         }
-        return means, sides
+        return means, {name: (sd, sd) for name, sd in sds.items()}
 
     # ------------------------------------------------------------------ limits
 
@@ -336,7 +335,7 @@ def measured_loads(loads: Iterable[tuple[float, Shape]]) -> tuple[Measured, ...]
     return tuple(Measured(users, shape.prompt_tokens, shape.output_tokens) for users, shape in loads)
 
 
-def _values(reading: TwinReading, load: Load) -> dict[str, float]:
+def _values(reading: TwinReading) -> dict[str, float]:
     """The means of a run by the names of the closed form; a request of one token has no TPOT: its life stands for it."""
     tpot = reading.means.get("tpot", reading.means["e2e"])
     return {

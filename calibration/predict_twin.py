@@ -1,7 +1,8 @@
 """One load on the virtual clock: what closed forms cannot give of it, percentiles and everything beyond the wall.
 
-Users begin at moments drawn over one life of a request, so that what is read is a steady state of independent users, not
-the wave of a common start; of the run, one and a half lives are cut as warm-up. A request reaches the engine an overhead after it was
+Users begin at moments drawn over one life of a request, so that what is read is a steady state of independent users; or
+evenly over a given time, as a ramp starts them, whose wave of a common start equal requests never lose. Of the run, one and
+a half lives are cut as warm-up. A request reaches the engine an overhead after it was
 sent: what the network, the HTTP layer and the tokenizer take, and whatever a calibration measured in front of the first
 token beyond what the scheduler itself explains.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ from calibration.trace import Floats
 from calibration.twin.config import EngineConfig
 from calibration.twin.engine import Engine
 from calibration.twin.sequence import Sequence
-from calibration.twin.simulate import Run, closed_loop, open_loop
+from calibration.twin.simulate import Run, StepSeries, closed_loop, open_loop
 
 PERCENTILES = (50, 90, 95, 99)
 #: requests that a run means to end, and the lives of a request it lasts at least and at most, warm-up left out
@@ -29,6 +31,8 @@ _WARM_UP_LIVES = 1.5
 #: of an open loop, whose arrivals scatter
 _OPEN_REQUESTS = 600
 _Z90 = 1.6448536269514722
+#: steps of a run whose amounts are kept, evenly over its window
+_KEPT_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,24 @@ class TwinLoad:
     overhead_s: float
     #: a request's life as far as it is known before the run, seconds
     life_s: float
+    #: over which users start; None: over a life, at random
+    start_spread_s: float | None = None
     replicas: int = 1
     max_in_flight: int | None = None
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What steps of a run had to do: sequences that decode, tokens of cache resident, prompt tokens; shape (n,) each."""
+
+    decode_seqs: Floats
+    kv_tokens: Floats
+    prefill_tokens: Floats
+
+    def mean_step_s(self, step: StepModel) -> float:
+        """What such a step takes on average."""
+        return float(step.step_s_many(self.decode_seqs, self.kv_tokens, self.prefill_tokens).mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +89,7 @@ class TwinReading:
     waiting: float
     kv_cache_usage: float
     preemptions_per_request: float
+    steps: Amounts
 
 
 def read_load(config: EngineConfig, step: StepModel, load: TwinLoad) -> TwinReading | None:
@@ -78,7 +98,7 @@ def read_load(config: EngineConfig, step: StepModel, load: TwinLoad) -> TwinRead
     lengths = max(1, round(shape.prompt_tokens)), max(1, round(shape.output_tokens))
     engines = [Engine(config, step, seed=load.seed * 1_000 + rank) for rank in range(load.replicas)]
     start_s, end_s, run = _run(engines, load, lengths)
-    return _read(run, start_s, end_s)
+    return _read(run, start_s, end_s, config)
 
 
 def _run(engines: list[Engine], load: TwinLoad, lengths: tuple[int, int]) -> tuple[float, float, Run]:
@@ -91,7 +111,7 @@ def _run(engines: list[Engine], load: TwinLoad, lengths: tuple[int, int]) -> tup
     if load.users is not None:
         lives = min(max(_REQUESTS / load.users, _LEAST_LIVES), _MOST_LIVES)
         end_s = warm_up_s + lives * (load.life_s + load.shape.think_s)
-        starts = np.sort(rng.uniform(0.0, load.life_s + load.shape.think_s, load.users))
+        starts = _starts_s(load, load.users, rng)
         run = closed_loop(engines, make, starts.tolist(), end_s, think_s=load.shape.think_s, overhead_s=load.overhead_s)
         return warm_up_s, end_s, run
     assert load.request_rate is not None
@@ -101,7 +121,13 @@ def _run(engines: list[Engine], load: TwinLoad, lengths: tuple[int, int]) -> tup
     return warm_up_s, end_s, run
 
 
-def _read(run: Run, start_s: float, end_s: float) -> TwinReading | None:
+def _starts_s(load: TwinLoad, users: int, rng: np.random.Generator) -> Floats:
+    if load.start_spread_s is None:
+        return np.sort(rng.uniform(0.0, load.life_s + load.shape.think_s, users))
+    return np.linspace(0.0, load.start_spread_s, users)
+
+
+def _read(run: Run, start_s: float, end_s: float, config: EngineConfig) -> TwinReading | None:
     trace = run.trace
     first_s, last_s = trace.sent_s + trace.ttft_s, trace.sent_s + trace.e2e_s
     begun = (first_s >= start_s) & (first_s <= end_s)
@@ -130,7 +156,20 @@ def _read(run: Run, start_s: float, end_s: float) -> TwinReading | None:
         waiting=state("waiting"),
         kv_cache_usage=state("kv_cache_usage") / len(run.steps),
         preemptions_per_request=preemptions / float(ended.sum()),
+        steps=_amounts(run.steps, start_s, end_s, config),
     )
+
+
+def _amounts(steps: Many[StepSeries], start_s: float, end_s: float, config: EngineConfig) -> Amounts:
+    """Of steps that ended in the window; the cache's tokens from its usage."""
+    pool_tokens = config.usable_blocks * config.block_size
+    columns: list[tuple[Floats, Floats, Floats]] = []
+    for series in steps:
+        inside = np.flatnonzero((series.end_s >= start_s) & (series.end_s <= end_s))
+        rows = inside[:: max(1, len(inside) // _KEPT_STEPS)]
+        counts = series.decode_seqs[rows].astype(np.float64), series.prefill_tokens[rows].astype(np.float64)
+        columns.append((counts[0], series.kv_cache_usage[rows] * pool_tokens, counts[1]))
+    return Amounts(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
 def _grown(times_s: Floats, counter: np.ndarray[tuple[int], np.dtype[np.int64]], start_s: float, end_s: float) -> float:

@@ -73,38 +73,5 @@ def _variance(factors: FactorSet, moves: Mapping[str, float], key: str) -> float
     return max(total, 0.0)
 
 
-def ends_of(
-    evaluate: Callable[[FactorSet], Outcome], factors: FactorSet, key: str, names: tuple[str, ...] = FACTORS
-) -> tuple[FactorSet, FactorSet]:
-    """The likeliest factors under which a quantity lies at the ends of its 90 % interval (what single measurements scatter
-    left out): (those of the low end, those of the high end).
-
-    Of all ways to move the factors so far, the one along ``covariance @ gradient`` of the logarithms is the least unlikely
-    (the design point of the first-order reliability method: Hasofer and Lind, J. Eng. Mech. 100, 1974). What closed forms
-    do not give is simulated there: two runs in place of two for every factor.
-    """
-    moving = [name for name in names if _varies(factors, name)]
-    slopes = {name: _moves(evaluate, factors, name)[key] / factors[name].log_sd for name in moving}
-    steps = _times_covariance(factors, slopes)
-    length = math.sqrt(max(0.0, sum(steps[name] * slope for name, slope in slopes.items())))
-    low = high = factors
-    if length > 0:
-        for name, step in steps.items():
-            low = low.scaled(name, math.exp(-Z90 * step / length))
-            high = high.scaled(name, math.exp(Z90 * step / length))
-    return low, high
-
-
-def _times_covariance(factors: FactorSet, slopes: Mapping[str, float]) -> dict[str, float]:
-    """Covariance of the logarithms times a vector, by factor."""
-    together = {name for c in factors.covariances for name in c.names}
-    found = {name: factors[name].log_sd ** 2 * slope for name, slope in slopes.items() if name not in together}
-    for c in factors.covariances:
-        for name, row in zip(c.names, c.matrix, strict=True):
-            if name in slopes:
-                found[name] = sum(v * slopes.get(other, 0.0) for other, v in zip(c.names, row, strict=True))
-    return found
-
-
 def _around(value: float, log_sd: float, basis: Basis) -> Estimate:
     return Estimate(value, value * math.exp(-Z90 * log_sd), value * math.exp(Z90 * log_sd), basis)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calibration.calibration_file import Calibration
-    from calibration.compare_levels import Held, LevelsReport
+    from calibration.compare_levels import Asked, Held, LevelsReport
     from calibration.predict import Predictor
     from harness.store import RunData
 
@@ -54,7 +54,7 @@ def hold(run: RunData, calibration: Calibration, *, transfer: bool = False) -> t
         InputError: it differs, and ``transfer`` was not asked for.
     """
     from calibration.compare_levels import check_run, compare_levels
-    from calibration.predict import measured_loads
+    from calibration.predict import Predictor, measured_loads
     from calibration.serving import serving
 
     if not run.stages:
@@ -63,8 +63,21 @@ def hold(run: RunData, calibration: Calibration, *, transfer: bool = False) -> t
     differences = check_run(calibration, served, run.run["deployment"], transfer=transfer)
     predictor = _predictor(calibration, run.run["deployment"] if differences else {})
     used = measured_loads((stage.observation.users, stage.observation.shape) for stage in calibration.used)
-    thinks = [float(stage.get("think", 0.0)) for stage in run.run.get("profile", {}).get("stages", ())]
-    return compare_levels(run.stages, type(predictor)(predictor.served, predictor.factors, used), thinks), differences
+    predictor = Predictor(predictor.served, predictor.factors, used)
+    return compare_levels(run.stages, predictor, _asked(run)), differences
+
+
+def _asked(run: RunData) -> dict[int, Asked]:
+    """Think times and starts of a run's stages, from the profile as it was run."""
+    from calibration.compare_levels import Asked
+    from loadprofiles.arrivals import ramp_up_s
+
+    found = {}
+    for index, stage in enumerate(run.run.get("profile", {}).get("stages", ())):
+        users = stage.get("users")
+        spread_s = ramp_up_s(users, stage.get("ramp_up"), stage.get("duration")) if isinstance(users, int) else None
+        found[index] = Asked(float(stage.get("think", 0.0)), spread_s)
+    return found
 
 
 def _predictor(calibration: Calibration, deployment: Mapping[str, Any]) -> Predictor:

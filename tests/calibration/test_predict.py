@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.errors import InputError
-from calibration.factors import Covariance, Domain, FactorSet
+from calibration.factors import Domain, FactorSet
 from calibration.limits import Slo
 from calibration.predict import Load, Overloaded, Prediction, Predictor, measured_loads
 from calibration.predict_twin import TwinLoad, quantiles, read_load
-from calibration.prediction import Estimate, ends_of, propagate
+from calibration.prediction import Estimate
 from calibration.priors import prior_factors
 from calibration.queueing import Shape
 from calibration.serving import serving
@@ -168,24 +168,17 @@ def test_a_limit_one_user_is_over_may_still_be_met() -> None:
     assert limits.tpot.high > 1
 
 
-def test_the_ends_of_a_quantity_are_those_of_its_interval() -> None:
-    base = predictor().factors
-    joint = Covariance(("step_overhead", "per_sequence"), ((0.04, -0.01), (-0.01, 0.09)))
-    factors = FactorSet(
-        {
-            **base.factors,
-            "step_overhead": replace(base["step_overhead"], log_sd=0.2),
-            "per_sequence": replace(base["per_sequence"], log_sd=0.3),
-        },
-        covariances=(joint,),
-    )
-
-    def evaluate(changed: FactorSet) -> dict[str, float]:
-        return {"q": changed.value("step_overhead") ** 2 * changed.value("per_sequence") / changed.value("wait_steps")}
-
-    expected = propagate(evaluate, factors, "extrapolated")["q"]
-    low, high = (evaluate(end)["q"] for end in ends_of(evaluate, factors, "q"))
-    assert (low, high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+def test_beyond_the_wall_what_is_recomputed_weighs_as_it_comes() -> None:
+    """A factor that the loads below hardly told is uncertain beyond, where prompts are computed again."""
+    base = predictor("l4")
+    wall = base.served.wall(SHAPE)
+    assert wall is not None
+    load = Load(shape=SHAPE, users=round(1.5 * wall[1]))
+    sharp = {name: replace(base.factors[name], log_sd=0.01) for name in base.factors.factors}
+    wide = {**sharp, "prefill_factor": replace(sharp["prefill_factor"], log_sd=0.5)}
+    found = [Predictor(base.served, FactorSet(factors, {})).predict(load) for factors in (sharp, wide)]
+    spreads = [p.tpot_s.high / p.tpot_s.value for p in found if isinstance(p, Prediction)]
+    assert spreads[0] < 1.02 < 1.08 < spreads[1]
 
 
 def test_quantiles_interpolate_and_know_their_rank() -> None:
