@@ -156,6 +156,8 @@ class Predictor:
             reading = self._simulate(self.factors, load, self._overhead_s(load, beyond=beyond))
         if reading is None:
             return _prediction(load, point, means, {}, None, self._notes(beyond=beyond, asked=percentiles))
+        # near the wall it is the order of requests that decides: where none was short of blocks, it was below
+        beyond = beyond and (point.regime != "below_limits" or reading.preemptions_per_request > 0)
         if beyond:
             means, spread = self._beyond_wall(basis, reading)
         else:

@@ -16,14 +16,14 @@ from harness.cli.ends import guarded
 
 #: command -> what it does, in the order of the help page
 COMMANDS: dict[str, str] = {
-    "demo": "The whole loop on the embedded stand-in server: plan, ramp, compare.",
+    "demo": "The whole loop on the embedded twin: plan, ramp, calibrate, compare, report.",
     "probe": "What is running there: version, model, context, KV pool, flags that matter, what is missing.",
     "plan": "Analytical sizing: memory, limits on users, what binds.",
     "ramp": "Raise concurrent streaming users against a live server and measure.",
     "report": "A run as one HTML file that opens offline.",
     "calibrate": "Fit correction factors to a server: run the stages that tell them, or take finished runs.",
     "predict": "What users get under a load nobody ran, with intervals.",
-    "compare": "Measured and predicted saturation side by side.",
+    "compare": "Measured beside predicted, or one run beside another as a gate.",
     "exporter": "Prometheus metrics of a finished run or a calibration.",
     "export": "Runs in other tools' formats, and their results as runs.",
     "metrics": "Read a /metrics text (file or URL) the way a ramp does.",

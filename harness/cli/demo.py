@@ -1,4 +1,4 @@
-"""``vllm-harness demo``: plan, ramp and compare against the twin, in about a minute and without a GPU."""
+"""``vllm-harness demo``: plan, ramp, calibrate, compare and report against the twin, in about a minute, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ if TYPE_CHECKING:
 
     from loadprofiles.profile import Profile
 
-#: an 8B model's step on one large GPU, with a pool cut so small that its wall lies within a few dozen users
+MODEL, GPU = "llama-3.1-8b", "h100-sxm"
+#: what the deployment is told, the plan's and the server's alike: a pool cut so small that its wall lies within a few
+#: dozen users
+DEPLOYMENT = (
+    "--max-model-len",
+    "2048",
+    "--max-num-seqs",
+    "256",
+    "--block-size",
+    "16",
+    "--num-gpu-blocks-override",
+    "513",
+)
+#: the server's step is no plan's: slower kernels than the prior knows, for the calibration to find
 TWIN_FLAGS = (
-    *("--served-model-name", "demo", "--max-model-len", "2048", "--max-num-seqs", "256"),
-    *("--block-size", "16", "--num-gpu-blocks-override", "513", "--no-enable-prefix-caching"),
-    *(
-        "--step-ms",
-        "8",
-        "--per-sequence-ms",
-        "0.05",
-        "--per-1k-kv-tokens-ms",
-        "0.04",
-        "--per-1k-prefill-tokens-ms",
-        "18",
-    ),
+    *("--model", MODEL, *DEPLOYMENT, "--no-enable-prefix-caching", "--async-scheduling", "--noise", "0.03"),
+    *("--step-ms", "8", "--per-sequence-ms", "0.05", "--per-1k-kv-tokens-ms", "0.04"),
+    *("--per-1k-prefill-tokens-ms", "18"),
 )
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 96
 LEVELS = (1, 4, 8, 16, 24, 32, 48)
@@ -51,24 +55,33 @@ def command(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Levels of 2 s: a look, not a measurement.")] = False,
 ) -> None:
-    from harness.cli import compare
+    from harness.calibration_file import NAME
+    from harness.cli import calibrate, compare, plan, report
     from harness.cli.ramp import default_folder, execute
     from harness.load.run import RampOptions
 
     folder = out or default_folder("demo")
+    lengths = ("--prompt-tokens", str(PROMPT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS))
+    _say("1. plan: what this deployment holds and gives, before it runs")
+    plan.run(["--model", MODEL, "--gpu", GPU, *DEPLOYMENT, *lengths])
+    _say(
+        f"2. ramp: {', '.join(map(str, LEVELS))} users, {PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens each,"
+        " against a server whose steps the plan does not know"
+    )
     with running_twin(TWIN_FLAGS) as twin:
-        _say("1. plan: what the pool of this server holds")
-        _print_plan(twin)
-        _say(
-            f"2. ramp: {', '.join(map(str, LEVELS))} users, {PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens each"
-        )
         execute(
             RampOptions(base_url=twin.base_url, profile=_profile(2 if quick else LEVEL_S), out=folder, grace_s=5.0),
             json=False,
             quiet=False,
         )
-    _say("3. compare: measured and predicted saturation")
+    _say("3. calibrate: the factors that tell this server from the plan, from the levels below the wall")
+    calibrate.command([folder], gpu=GPU, model_config=MODEL, out=folder)
+    _say("4. compare: measured and predicted saturation, then every level beside the calibrated model")
     compare.command(folder)
+    _say("")
+    compare.command(folder, calibration=folder / NAME)
+    _say("5. report")
+    report.command(folder)
     _say(f"Everything is in {folder}. Against your own server: vllm-harness ramp --base-url URL --users 1,2,4,8,16")
 
 
@@ -86,29 +99,6 @@ def _profile(level_s: float) -> Profile:
             "stages": [{"users": list(LEVELS), "duration": level_s, "ramp_up": 1.0}],
         },
         "demo",
-    )
-
-
-def _print_plan(twin: Twin) -> None:
-    """The wall that follows from the pool the server shows, before anything is sent."""
-    import asyncio
-
-    from calibration.compare import KvPool, predict_wall
-    from harness.http_get import Getter
-    from harness.observe.probe import ProbeResult, probe
-
-    async def ask() -> ProbeResult:
-        async with Getter() as getter:
-            return await probe(getter, twin.base_url)
-
-    pool = asyncio.run(ask()).pool
-    if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
-        raise LocalFault("the twin does not show its pool", "this is a bug of ours: please report it")
-    sizes = KvPool(usable_blocks=pool.usable_blocks, block_size=pool.block_size, usable_tokens=pool.usable_tokens)
-    wall = predict_wall(sizes, PROMPT_TOKENS, OUTPUT_TOKENS, None)
-    typer.echo(
-        f"   {pool.usable_blocks} blocks of {pool.block_size} tokens = {pool.usable_tokens:,} tokens of KV cache:"
-        f" full at {wall.kv_full:.1f} users in lock step, {wall.kv_staggered:.1f} staggered"
     )
 
 
