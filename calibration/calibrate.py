@@ -57,11 +57,11 @@ def prior_of(deployment: Deployment, served: Serving) -> FactorSet:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run to fit: what names it, its stages as in ``summary.json``, and the think time of each stage's users."""
+    """A run to fit: what names it, its stages as in ``summary.json``, and as they were planned in its profile."""
 
     record: RunRecord
     stages: Sequence[Mapping[str, Any]]
-    think_s: Sequence[float]
+    planned: Sequence[Mapping[str, Any]]
     #: its stages were meant short: they are used though they are too short to be called steady
     is_scout: bool = False
 
@@ -69,11 +69,11 @@ class FinishedRun:
 def read_run_stages(deployment: Deployment, served: Serving, run: FinishedRun) -> list[Reading]:
     """Every stage of a run as a reading, in order."""
     readings = []
-    for stage, think_s in zip(run.stages, run.think_s, strict=True):
+    for stage, planned in zip(run.stages, run.planned, strict=True):
         readings.append(
             read_stage(
                 stage,
-                think_s=think_s,
+                planned,
                 max_num_seqs=deployment.max_num_seqs * deployment.dp,
                 wall_users=_wall_users(served, stage),
                 unsteady_is_used=run.is_scout,

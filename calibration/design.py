@@ -28,9 +28,11 @@ from calibration.serving import Serving
 
 Floats = npt.NDArray[np.float64]
 
-#: lives of a request: its users start over one, are measured over these, and the last ones drain
+#: lives of a request: its users start over one; those who began before the last did live another; then they are measured
+#: over these, and the last ones drain
 START_LIVES = 1.0
-MEASURED_LIVES = 3.0
+SETTLE_LIVES = 1.0
+MEASURED_LIVES = 2.6
 _DRAIN_LIVES = 0.7
 #: a window has some scrapes and some tokens, however fast the server
 LEAST_WINDOW_S = 4.0
@@ -58,13 +60,15 @@ _SMALL_MOVE = 0.2
 class DesignedStage:
     """A stage to run: users of a shape, how long they start and how long it lasts, and what it is for.
 
-    ``expected_s``: with the draining after it. ``requests`` bounds it by count as well; None: by time alone.
+    ``warm_up_s``: from its start, what is not measured. ``expected_s``: with the draining after it. ``requests`` bounds it
+    by count as well; None: by time alone.
     """
 
     users: int
     prompt_tokens: int
     output_tokens: int
     ramp_up_s: float
+    warm_up_s: float
     duration_s: float
     expected_s: float
     purpose: str
@@ -164,14 +168,14 @@ def design(
 
 def _stretched(stages: Sequence[DesignedStage], budget_s: float) -> list[DesignedStage]:
     """Time that is left makes every window longer, up to three times."""
-    measured_s = sum(stage.duration_s - stage.ramp_up_s for stage in stages)
+    measured_s = sum(stage.duration_s - stage.warm_up_s for stage in stages)
     spare_s = budget_s - sum(stage.expected_s for stage in stages)
     longer = min(_MOST_STRETCH - 1.0, max(0.0, spare_s / measured_s)) if measured_s else 0.0
     return [
         replace(
             stage,
-            duration_s=stage.duration_s + longer * (stage.duration_s - stage.ramp_up_s),
-            expected_s=stage.expected_s + longer * (stage.duration_s - stage.ramp_up_s),
+            duration_s=stage.duration_s + longer * (stage.duration_s - stage.warm_up_s),
+            expected_s=stage.expected_s + longer * (stage.duration_s - stage.warm_up_s),
         )
         for stage in stages
     ]
@@ -271,14 +275,16 @@ def _stage(
     requests: int | None = None,
 ) -> DesignedStage:
     life_s = _life_s(_point(served, factors, users, shape), shape)
-    start_s = min(START_LIVES * life_s if users > 1 else 0.0, bound_s / 3)
-    lives_s = (MEASURED_LIVES if users > 1 else max(MEASURED_LIVES, 4.0)) * life_s
-    duration_s = min(start_s + max(LEAST_WINDOW_S, lives_s), bound_s)
+    start_s, warm_s, lives = (START_LIVES * life_s, SETTLE_LIVES * life_s, MEASURED_LIVES) if users > 1 else (0, 0, 4)
+    if bound_s < math.inf:
+        start_s, warm_s = min(start_s, bound_s / 3), 0.0
+    duration_s = min(start_s + warm_s + max(LEAST_WINDOW_S, lives * life_s), bound_s)
     return DesignedStage(
         users=users,
         prompt_tokens=shape[0],
         output_tokens=shape[1],
         ramp_up_s=start_s,
+        warm_up_s=start_s + warm_s if warm_s else 0.0,
         duration_s=duration_s,
         expected_s=duration_s + _DRAIN_LIVES * life_s + _BETWEEN_S,
         purpose=purpose,

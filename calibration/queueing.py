@@ -167,7 +167,7 @@ def mix_of(shape: Shape, others: float, *, budget: float, micro_batches: int) ->
     seen, beside = (1.0 + others) / micro_batches, others / micro_batches
     chunks = max(1, math.ceil(shape.computed_tokens / max(1.0, budget - seen)))
     prompts = others / shape.decode_steps / micro_batches
-    return Mix(seen, beside, prompts, chunks, -math.expm1(-prompts * chunks))
+    return Mix(seen, beside, prompts, chunks, min(1.0, prompts * chunks))
 
 
 def mean_step(server: Server, shape: Shape, others: float, users: float | None = None) -> MeanStep:

@@ -1,8 +1,9 @@
 """A stage of ``summary.json`` as an observation, or left out with the reason. Pure.
 
-Used is what a closed loop below the wall gave in a steady window, undisturbed. TPOT is the mean gap between tokens where
-each came in a chunk of its own (every gap of the window counts, those of streams under way too), else the mean over
-requests. How many decoded beside a stream follows from Little's law and the client's own times; the server's gauge counts
+Used is what a closed loop below the wall gave in a steady window, undisturbed. Where the load had settled before the window
+(a warm-up of the users' start and a request's life), TPOT is the mean over requests: each saw every other one pass by.
+Else that of the window's requests began while users were still coming, and it is the mean gap between tokens where each
+token came in a chunk of its own: every gap of the window counts, those of streams under way too. How many decoded beside a stream follows from Little's law and the client's own times; the server's gauge counts
 sequences whose prompt is still computed as running, so it stands beside as a check.
 """
 
@@ -22,6 +23,9 @@ from calibration.saturation import Level, sign_of
 MOST_FAILED = 0.02
 #: tokens of a window beside its chunks: one token a chunk, up to what the edges of a window hide
 _ONE_TOKEN_A_CHUNK = 0.03
+_REQUESTS_OF_A_USER = 2
+#: a life's length is known before the stage only so well
+_MOST_OF_A_LIFE = 0.8
 #: a mean of few requests is never surer than this
 _LEAST_LOG_SD = 1e-3
 #: a stage whose means are less sure than this tells nothing
@@ -44,8 +48,8 @@ class Reading(NamedTuple):
 
 def read_stage(
     stage: Mapping[str, Any],
+    planned: Mapping[str, Any] | None = None,
     *,
-    think_s: float = 0.0,
     max_num_seqs: int | None = None,
     wall_users: float | None = None,
     unsteady_is_used: bool = False,
@@ -54,7 +58,7 @@ def read_stage(
 
     Args:
         stage: as in ``summary.json``.
-        think_s: of its users, from the profile.
+        planned: as in the profile of ``run.json``, for what a summary does not say: think time and warm-up.
         max_num_seqs: over all engines; None where that is unknown.
         wall_users: users at which the pool is full on average; stages beyond are left out whatever they show.
         unsteady_is_used: for stages that were meant short, to learn how fast a server is.
@@ -63,13 +67,17 @@ def read_stage(
         InputError: the stage is not what a run writes; names the key.
     """
     try:
-        return _read(stage, think_s, max_num_seqs, wall_users, unsteady_is_used)
+        return _read(stage, planned or {}, max_num_seqs, wall_users, unsteady_is_used)
     except (KeyError, TypeError) as error:
         raise InputError(f"a stage cannot be read: {error!r}", "expected what summary.json of a run holds") from error
 
 
 def _read(
-    stage: Mapping[str, Any], think_s: float, max_num_seqs: int | None, wall_users: float | None, unsteady: bool
+    stage: Mapping[str, Any],
+    planned: Mapping[str, Any],
+    max_num_seqs: int | None,
+    wall_users: float | None,
+    unsteady: bool,
 ) -> Reading:
     totals = stage["totals"]
     prompt, output, users = totals["prompt_tokens_mean"], totals["output_tokens_mean"], stage["users"]
@@ -79,8 +87,8 @@ def _read(
     reason = _reason(stage, max_num_seqs, wall_users, unsteady)
     if reason:
         return found._replace(reason=reason)
-    shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=think_s)
-    tpot_s = _tpot_s(stage)
+    shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=float(planned.get("think") or 0.0))
+    tpot_s = _tpot_s(stage, settled=_settled(stage, planned))
     if tpot_s is None:
         return found._replace(reason="no time per output token: answers of one token, or none ended in the window")
     step_s, step_running, step_log_sd = _step(stage, shape, users)
@@ -145,11 +153,20 @@ def _seconds(value_ms: float | None) -> float | None:
     return None if value_ms is None else value_ms / 1e3
 
 
-def _tpot_s(stage: Mapping[str, Any]) -> float | None:
+def _settled(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
+    """Did those whose answers were measured begin after all users had come, each of them twice?"""
+    life_ms = stage["e2e_ms"]["mean"]
+    if life_ms is None or stage["tpot_ms"]["n"] < _REQUESTS_OF_A_USER * stage["users"]:
+        return False
+    started_s = float(planned.get("ramp_up") or 0.0)
+    return bool(float(planned.get("warm_up") or 0.0) >= started_s + _MOST_OF_A_LIFE * life_ms / 1e3)
+
+
+def _tpot_s(stage: Mapping[str, Any], *, settled: bool) -> float | None:
     """Mean time between two tokens of a stream."""
     window, gaps, rate = stage["window"], stage["chunk_gap_ms"], stage["output_tokens_per_s"]
     by_request = _seconds(stage["tpot_ms"]["mean"])
-    if gaps["mean"] is None or rate is None or not gaps["n"]:
+    if settled or gaps["mean"] is None or rate is None or not gaps["n"]:
         return by_request
     tokens = rate * (window["end_s"] - window["start_s"])
     chunks = gaps["n"] + stage["ttft_ms"]["n"]

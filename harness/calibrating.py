@@ -153,6 +153,7 @@ def _stage(stage: DesignedStage) -> dict[str, Any]:
         "prompt_tokens": stage.prompt_tokens,
         "output_tokens": stage.output_tokens,
         "ramp_up": round(stage.ramp_up_s, 3),
+        "warm_up": round(stage.warm_up_s, 3),
         "duration": round(stage.duration_s, 3),
         **bounds,
     }
@@ -172,14 +173,14 @@ def probe_of(run: RunData) -> ProbeResult:
 
 def finished_run(run: RunData, *, is_scout: bool = False) -> FinishedRun:
     """A run's stages as the fit takes them."""
-    planned = run.run.get("profile", {}).get("stages", [])
-    think_s = [float(planned[s["index"]].get("think") or 0.0) if s["index"] < len(planned) else 0.0 for s in run.stages]
+    profile = run.run.get("profile", {}).get("stages", [])
+    planned = [profile[s["index"]] if s["index"] < len(profile) else {} for s in run.stages]
     record = RunRecord(
         folder=str(run.folder),
         started=str(run.run.get("started", "")),
         base_url=str(run.run.get("deployment", {}).get("base_url", "")),
     )
-    return FinishedRun(record, run.stages, think_s, is_scout)
+    return FinishedRun(record, run.stages, planned, is_scout)
 
 
 #: what a probe shows of a server that makes it another one
