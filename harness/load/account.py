@@ -11,11 +11,13 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from calibration.compare import KvPool, predict_wall
 from harness.load.controller import StageOutcome
 from harness.load.stages import mean_rate
 from harness.load.tally import Tally
-from harness.measure.from_records import columns_of
+from harness.measure.from_records import Requests, requests_of
 from harness.measure.gaps import merged
 from harness.measure.summary import StageReadings, summarise
 from harness.measure.window import StageLoad
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from calibration.compare import Prediction
     from harness.load.run import RampOptions
     from harness.observe.probe import ProbeResult
+    from harness.workload.prepare import Prepared
 
 #: a load worker away for longer was suspended, not busy, and its stage says nothing of the server
 SUSPENDED_S = 1.0
@@ -81,6 +84,7 @@ def stage_summary(
     *,
     slo_ms: Mapping[str, float],
     selftest: Mapping[str, Any] | None,
+    work: Prepared,
 ) -> dict[str, Any]:
     """A stage of ``summary.json`` but for the server's side (:func:`add_server`).
 
@@ -89,16 +93,18 @@ def stage_summary(
         span: of the stage, seconds since the run's start.
         records: of the stage, in any order.
         outcome: what its workers said.
+        work: what was asked.
     """
-    trace, deltas = columns_of(records, "live")
+    requests = requests_of(records, "live")
     summary = summarise(
         index,
-        trace,
-        load_of(stage, span[0]),
+        requests.trace,
+        load_of(stage, span[0], work.mean_rate(stage)),
         StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
-        deltas,
+        requests.deltas,
         slo_ms,
     )
+    summary["totals"] |= _asked_means(requests, work.mean_lengths(stage))
     # with a request_rate, users is the cap on the requests in flight
     summary["users"] = stage.users
     if outcome.away_s > SUSPENDED_S:
@@ -118,6 +124,17 @@ def stage_summary(
     if outcome.not_sent:
         summary["reasons"].append(f"{outcome.not_sent} due requests were not sent before the stage was ended")
     return summary
+
+
+def _asked_means(requests: Requests, planned: tuple[float, float] | None) -> dict[str, float | None]:
+    """What was asked, beside what came (``prompt_tokens_mean``, ``output_tokens_mean``): of the good requests; a prompt's
+    asked length is known of its plan alone."""
+    asked = requests.asked_output_tokens[requests.trace.ok]
+    asked = asked[~np.isnan(asked)]
+    return {
+        "asked_prompt_tokens_mean": None if planned is None else planned[0],
+        "asked_output_tokens_mean": float(asked.mean()) if len(asked) else None,
+    }
 
 
 def add_server(
@@ -144,29 +161,35 @@ def add_server(
     summary["reasons"] += summary["server"]["contamination"]
 
 
-def predicted_wall(probed: ProbeResult, profile: Profile) -> Prediction | None:
-    """The limits of the probed pool for the lengths of the profile's first stage; None when the server does not show its
-    pool."""
-    pool, stage = probed.pool, profile.stages[0]
-    if pool is None or pool.usable_blocks is None or pool.block_size is None or pool.usable_tokens is None:
+def predicted_wall(probed: ProbeResult, profile: Profile, work: Prepared) -> Prediction | None:
+    """The limits of the probed pool for the mean lengths of the profile's first stage; None when the server does not show
+    its pool, or only the run will tell the lengths."""
+    pool, lengths = probed.pool, work.mean_lengths(profile.stages[0])
+    if (
+        lengths is None
+        or pool is None
+        or pool.usable_blocks is None
+        or pool.block_size is None
+        or pool.usable_tokens is None
+    ):
         return None
-    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
-    assert isinstance(stage.output_tokens, int), "a resolved stage has a number of output tokens"
     sizes = KvPool(
         usable_blocks=pool.usable_blocks,
         block_size=pool.block_size,
         usable_tokens=pool.usable_tokens,
         engines=probed.engines or 1,
     )
-    return predict_wall(sizes, stage.prompt_tokens, stage.output_tokens, probed.max_num_seqs)
+    return predict_wall(sizes, *lengths, probed.max_num_seqs)
 
 
-def load_of(stage: Stage, start_s: float) -> StageLoad:
-    """What a resolved stage asks for, as measuring wants it."""
+def load_of(stage: Stage, start_s: float, replay_rate: float | None = None) -> StageLoad:
+    """What a resolved stage asks for, as measuring wants it. ``replay_rate``: mean arrivals a second of a stage that
+    replays a trace."""
     end_s = None if stage.duration is None else start_s + stage.duration
     begin_s = start_s + stage.warm_up if stage.warm_up else None
-    if stage.request_rate is not None:
-        return StageLoad(request_rate=mean_rate(stage), planned_end_s=end_s, not_before_s=begin_s)
+    rate = replay_rate if stage.replay else mean_rate(stage)
+    if rate is not None:
+        return StageLoad(request_rate=rate, planned_end_s=end_s, not_before_s=begin_s)
     assert isinstance(stage.users, int), "a resolved stage has a number of users"
     return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=end_s, not_before_s=begin_s)
 

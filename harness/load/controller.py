@@ -192,7 +192,7 @@ class Fleet:
                 outcome=Outcome.FAILED,
                 failure=Failure.CLIENT,
                 message=worker.dead,
-                asked_output_tokens=order.output_tokens,
+                asked_output_tokens=order.output_tokens if isinstance(order.output_tokens, int) else None,
             )
 
     async def stage(self, orders: Sequence[StageOrder]) -> StageOutcome:
@@ -270,8 +270,8 @@ def _how(code: int) -> str:
 
 def share(order: StageOrder, count: int) -> list[StageOrder]:
     """Split a stage over ``count`` workers: users and arrivals round robin, so that every share spans the whole stage;
-    a count of requests in proportion to the users. Request numbers interleave, so the prompts of two workers never
-    coincide. Where there are fewer users, or fewer may be in flight, than workers, the last workers have nothing to do.
+    a count of requests in proportion to the users. A request's number follows from its user or its place among the
+    arrivals, so the same are asked by any number of workers, and never one twice. Where there are fewer users, or fewer may be in flight, than workers, the last workers have nothing to do.
     """
     most = order.max_in_flight or count if order.open_loop else len(order.users)
     active = min(count, most)
@@ -287,8 +287,8 @@ def share(order: StageOrder, count: int) -> list[StageOrder]:
         shares.append(
             replace(
                 order,
-                first_number=part,
-                number_step=count,
+                first_number=part if order.open_loop else 0,
+                number_step=active if order.open_loop else len(order.users),
                 users=users,
                 user_start_ns=order.user_start_ns[mine],
                 due_ns=order.due_ns[mine],

@@ -16,6 +16,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, now_ns
 from harness.decode import Plan, StreamDecoder, StreamEnd, error_message, failed_record
 from harness.exchange import Exchange
 from harness.record import Failure, Outcome, Record, http_failure
+from harness.workload.asked import Asked
 
 #: warnings of a record: the request was repeated on a fresh connection, since the reused one had gone stale
 STALE_CONNECTION = "stale_connection"
@@ -45,7 +46,7 @@ class Flight:
     plan: Plan
     exchange: Exchange
     decoder: StreamDecoder
-    words: int | None = None
+    asked: Asked
     taken: int = 0
 
     def decode(self, until_ns: int | None = None) -> bool:
@@ -147,10 +148,15 @@ class Hangar:
     def take_off(self, flight: Flight) -> None:
         self.flying.add(flight)
 
-    def land(self, flight: Flight) -> None:
-        """The exchange has ended; its record follows in slack time."""
+    def land(self, flight: Flight, *, at_once: bool = False) -> None:
+        """The exchange has ended; its record follows in slack time, or now where somebody waits for what it says."""
         self.flying.discard(flight)
-        self._landed.append(flight)
+        if not at_once:
+            self._landed.append(flight)
+            return
+        if flight.exchange.status in (None, 200):
+            flight.decode()
+        self._on_record(flight, flight.record(self._run_start_ns))
 
     @property
     def waiting(self) -> int:

@@ -58,6 +58,8 @@ class Setup:
     honour_retry_after: bool = False
     text_offset: float = 0.0
     text_tokens_per_word: float = 1.0
+    #: what is asked: :meth:`harness.workload.prepare.Prepared.for_workers`
+    workload: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,11 @@ class StageOrder:
     end_ns: int | None
     #: every request still in flight then is cut and counted incomplete
     kill_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    #: numbers of this worker's requests: first, first + step, ... (so that every worker's prompts differ)
+    #: a number or a distribution's JSON form; None where the workload has lengths of its own
+    prompt_tokens: Any = None
+    output_tokens: Any = None
+    #: numbers of requests, the same whoever sends them. Closed loop: the k-th of user u is u + k * step. Open loop: the
+    #: k-th of this worker's arrivals is first + k * step
     first_number: int = 0
     number_step: int = 1
     #: closed loop: user numbers and when each starts
@@ -85,6 +89,8 @@ class StageOrder:
     due_ns: list[int] = field(default_factory=list)
     max_in_flight: int | None = None
     open_loop: bool = False
+    #: the arrivals are those of the workload's trace
+    replay: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

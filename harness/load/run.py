@@ -32,8 +32,9 @@ from harness.observe.scrape import Scrape, ScrapeLoop, from_rows
 from harness.record import Record
 from harness.selftest import kept
 from harness.store import Mark, RunWriter
-from harness.workload.learn import TextLaw, learn_text
-from loadprofiles.profile import Profile, ProfileError, Stage, resolve
+from harness.workload.learn import TextLaw, learn_rate, learn_text
+from harness.workload.prepare import Prepared, prepared
+from loadprofiles.profile import Conversation, Profile, ProfileError, Stage, resolve
 
 if TYPE_CHECKING:
     from harness.export.prometheus import Exporter
@@ -123,6 +124,8 @@ class Run:
         self._exporter = exporter
         self._writer: RunWriter | None = None
         self._scraper: ScrapeLoop | None = None
+        #: what is asked; looked through before anything is sent
+        self._work = Prepared(spec=options.profile.workload)
         #: what a selftest said of this machine
         self._selftest: dict[str, Any] | None = None
 
@@ -154,13 +157,18 @@ class Run:
         async with Getter(api_key=options.api_key, key_url=options.base_url, verify_tls=options.verify_tls) as getter:
             probed = await probe(getter, options.base_url, model=options.model, metrics_url=options.metrics_url)
             profile = self._resolved(probed)
-            allow_open_files(max(self._streams_of(stage) for stage in profile.stages))
-            setup = await self._setup(getter, probed, profile)
-            with self._exporting(probed, profile):
+            with (
+                prepared(profile, seed=options.seed, max_model_len=probed.max_model_len) as self._work,
+                self._exporting(probed, profile),
+            ):
+                allow_open_files(max(self._streams_of(stage) for stage in profile.stages))
+                setup = await self._setup(getter, probed, profile)
                 self._writer = RunWriter(options.out)
                 try:
                     self._writer.write_run(self._description(probed, profile))
                     self._view.started(probed, profile, options.out)
+                    for note in self._work.notes:
+                        self._view.says(note)
                     async with self._scraping(getter, probed):
                         await self._load(profile, setup)
                     document = self._description(probed, profile, ended=wall_time())
@@ -176,11 +184,12 @@ class Run:
         except ProfileError as error:
             raise UsageError(error.message, error.hint) from error
 
-    @staticmethod
-    def _streams_of(stage: Stage) -> int:
+    def _streams_of(self, stage: Stage) -> int:
         if isinstance(stage.users, int):
             return stage.users
         # open loop without a cap: as many as may pile up while a server hangs
+        if (due := self._work.due_s(stage)) is not None:
+            return len(due)
         rate = mean_rate(stage) or 0.0
         seconds = stage.duration or (stage.requests or 0) / (rate or 1.0)
         return min(int(rate * seconds), stage.requests or sys.maxsize)
@@ -188,8 +197,12 @@ class Run:
     async def _setup(self, getter: Getter, probed: ProbeResult, profile: Profile) -> Setup:
         options = self._options
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-        chat = profile.workload.endpoint == "chat"
-        law = await learn_text(getter, probed.base_url, probed.model) if chat and probed.tokenize else TextLaw()
+        work, law = self._work, TextLaw()
+        if probed.tokenize and (profile.workload.endpoint == "chat" or isinstance(profile.workload, Conversation)):
+            law = await learn_text(getter, probed.base_url, probed.model)
+        if probed.tokenize and work.samples:
+            rate = await learn_rate(getter, probed.base_url, probed.model, work.samples)
+            work = work if rate is None else work.with_rate(rate)
         return Setup(
             base_url=probed.base_url,
             model=probed.model,
@@ -206,6 +219,7 @@ class Run:
             honour_retry_after=options.honour_retry_after,
             text_offset=law.offset,
             text_tokens_per_word=law.tokens_per_word,
+            workload=work.for_workers(),
         )
 
     @contextlib.contextmanager
@@ -218,7 +232,7 @@ class Run:
                 self._exporter = stack.enter_context(Exporter(address=address, port=port))
             if self._exporter is not None:
                 stack.callback(self._exporter.on_run_end)
-                self._exporter.on_run(predicted_wall(probed, profile), probed.engines or 1)
+                self._exporter.on_run(predicted_wall(probed, profile, self._work), probed.engines or 1)
             yield
 
     @contextlib.asynccontextmanager
@@ -338,7 +352,14 @@ class Run:
         if self._scraper is not None:
             await self._scraper.scrape_now()
         start_ns = now_ns() + int(LEAD_S * NS_PER_S)
-        order = order_of(stage, index, start_ns=start_ns, seed=self._options.seed, grace_s=self._options.grace_s)
+        order = order_of(
+            stage,
+            index,
+            start_ns=start_ns,
+            seed=self._options.seed,
+            grace_s=self._options.grace_s,
+            replay_s=self._work.due_s(stage),
+        )
         if (dead := self._fleet.dead) is not None:
             self._give_up(LocalFault(dead, KEPT))
         if self._over:  # since the last stage: nothing between here and the orders' leaving gives way to a signal
@@ -393,10 +414,11 @@ class Run:
             self._tally,
             slo_ms=self._options.slo_ms,
             selftest=self._selftest,
+            work=self._work,
         )
         if self._scraper is not None:
             # the chat template is a prefix that all prompts share
-            unique = self._options.profile.workload.endpoint == "completions"
+            unique = self._options.profile.workload.endpoint == "completions" and not self._work.shares_prompts
             scrapes = from_rows(self._writer.scrapes_since(mark), baseline)
             add_server(summary, scrapes, span, self._tally, prompts_unique=unique)
         self.stages.append(summary)

@@ -6,14 +6,19 @@ import numpy as np
 
 from harness.clock import NS_PER_S
 from harness.load.orders import StageOrder
+from harness.workload.lengths import plain
 from loadprofiles.arrivals import due_times_s, ramp_up_s, ramped_times_s, start_times_s
 from loadprofiles.profile import RateRamp, Stage
+
+Times = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 #: a stage that ends by count ends after this long all the same
 COUNT_BOUND_S = 3600.0
 
 
-def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: float) -> StageOrder:
+def order_of(
+    stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: float, replay_s: Times | None = None
+) -> StageOrder:
     """The whole stage as one order (:func:`harness.load.controller.share` splits it).
 
     Args:
@@ -21,41 +26,43 @@ def order_of(stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: flo
         start_ns: when it starts, on the run's clock.
         seed: of the run; the arrivals of a stage depend on it and on ``index`` alone.
         grace_s: how long requests in flight may go on after the planned end.
+        replay_s: when the requests of a stage that replays a trace are due, seconds from its start.
     """
-    assert isinstance(stage.prompt_tokens, int), "a resolved stage has a number of prompt tokens"
-    assert isinstance(stage.output_tokens, int), "a resolved stage has a number of output tokens"
     assert stage.users is None or isinstance(stage.users, int), "a resolved stage has a number of users"
     end_ns = None if stage.duration is None else start_ns + int(stage.duration * NS_PER_S)
     bound_ns = end_ns if end_ns is not None else start_ns + int(COUNT_BOUND_S * NS_PER_S)
     users: list[int] = []
     user_start_ns: list[int] = []
     due_ns: list[int] = []
-    if stage.request_rate is None:
+    open_loop = stage.request_rate is not None or stage.replay
+    if not open_loop:
         assert stage.users is not None, "a closed-loop stage has users"
         users = list(range(stage.users))
         spread_s = ramp_up_s(stage.users, stage.ramp_up, stage.duration)
         user_start_ns = _absolute(start_times_s(stage.users, spread_s), start_ns)
     else:
-        due = _arrivals_s(stage, np.random.default_rng((seed, index)))
+        assert not stage.replay or replay_s is not None, "a stage that replays has its times"
+        due = replay_s if replay_s is not None else _arrivals_s(stage, np.random.default_rng((seed, index)))
         due_ns = _absolute(due, start_ns)
     return StageOrder(
         index=index,
         start_ns=start_ns,
         end_ns=end_ns,
         kill_ns=bound_ns + int(grace_s * NS_PER_S),
-        prompt_tokens=stage.prompt_tokens,
-        output_tokens=stage.output_tokens,
+        prompt_tokens=plain(stage.prompt_tokens),
+        output_tokens=plain(stage.output_tokens),
         users=users,
         user_start_ns=user_start_ns,
-        requests=stage.requests if stage.request_rate is None else None,
+        requests=None if open_loop else stage.requests,
         think_s=stage.think,
         due_ns=due_ns,
-        max_in_flight=stage.users if stage.request_rate is not None else None,
-        open_loop=stage.request_rate is not None,
+        max_in_flight=stage.users if open_loop else None,
+        open_loop=open_loop,
+        replay=stage.replay,
     )
 
 
-def _arrivals_s(stage: Stage, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _arrivals_s(stage: Stage, rng: np.random.Generator) -> Times:
     """When the requests of an open-loop stage are due, seconds from its start."""
     rate = stage.request_rate
     assert rate is not None
@@ -86,5 +93,5 @@ def mean_rate(stage: Stage) -> float | None:
     return stage.request_rate.mean if isinstance(stage.request_rate, RateRamp) else stage.request_rate
 
 
-def _absolute(times_s: np.ndarray[tuple[int], np.dtype[np.float64]], start_ns: int) -> list[int]:
+def _absolute(times_s: Times, start_ns: int) -> list[int]:
     return [start_ns + round(second * NS_PER_S) for second in times_s.tolist()]

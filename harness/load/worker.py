@@ -13,6 +13,7 @@ import signal
 import sys
 from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from harness.load.flight import Flight, Hangar
 from harness.load.orders import Progress, Setup, StageEnd, StageOrder, Tag, line, split
 from harness.measure.gaps import GapHistogram
 from harness.record import Outcome, Record
-from harness.workload.synthetic import SyntheticWorkload, TextPrompts
+from harness.workload.asked import Answer, Asked
+from harness.workload.prepare import build
+from harness.workload.text import TextPrompts
 
 PROGRESS_S = 0.25
 LAG_PROBE_S = 0.02
@@ -38,6 +41,10 @@ OPEN_PERIOD_S = 0.1
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 2.0
 
+#: arrivals whose requests are made ahead of their time
+AHEAD = 64
+#: pause while no request is to be made
+MAKE_S = 0.005
 #: gaps held until they are counted together, so that a call per request stays cheap
 GAPS_HELD = 8192
 
@@ -57,7 +64,6 @@ class Stage:
         self.chunks = 0
         self.not_sent = 0
         self._left = order.requests
-        self._number = order.first_number
         self._throttle = Throttler(rate_limit=OPEN_RATE, period=OPEN_PERIOD_S, retry_interval=0.005)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,22 +72,22 @@ class Stage:
             return False
         return self.order.end_ns is None or now_ns() < self.order.end_ns
 
-    async def _fly(self, user: int, scheduled_ns: int) -> Exchange:
-        order = self.order
+    async def _fly(self, user: int, number: int, scheduled_ns: int) -> Exchange:
         if self._left is not None:
             self._left -= 1
-        number, self._number = self._number, self._number + order.number_step
         self.sent += 1
         try:
-            return await self._worker.fly(order, user, number, scheduled_ns)
+            return await self._worker.fly(self.order, user, number, scheduled_ns)
         finally:
             self.ended += 1
 
     async def _user(self, user: int, start_ns: int) -> None:
         """A closed-loop user: sends, reads the whole stream, thinks, sends again."""
-        failures, scheduled_ns = 0, start_ns
+        failures, scheduled_ns, number = 0, start_ns, user
         while self._may_send():
-            exchange = await self._fly(user, scheduled_ns)
+            self._worker.make_ahead(self.order.index, number + self.order.number_step, user)
+            exchange = await self._fly(user, number, scheduled_ns)
+            number += self.order.number_step
             failed = exchange.end is not StreamEnd.EOF or exchange.status != 200
             failures = failures + 1 if failed else 0
             wait_s = self.order.think_s
@@ -111,6 +117,8 @@ class Stage:
         the latency from schedule."""
         gate = asyncio.Semaphore(self.order.max_in_flight) if self.order.max_in_flight else None
         for position, due_ns in enumerate(self.order.due_ns):
+            if (later := position + AHEAD) < len(self.order.due_ns):
+                self._worker.make_ahead(self.order.index, self._number_of(later), later)
             await self._sleep_until(due_ns)
             if self.draining:
                 self.not_sent += len(self.order.due_ns) - position
@@ -119,12 +127,16 @@ class Stage:
                 await gate.acquire()
             self._start(self._one(position, due_ns, gate))
 
+    def _number_of(self, position: int) -> int:
+        """Of this worker's arrivals, which of all."""
+        return self.order.first_number + position * self.order.number_step
+
     async def _one(self, user: int, due_ns: int, gate: asyncio.Semaphore | None) -> None:
         try:
             if self.draining:
                 self.not_sent += 1
                 return
-            await self._fly(user, due_ns)
+            await self._fly(user, self._number_of(user), due_ns)
         finally:
             if gate is not None:
                 gate.release()
@@ -136,6 +148,7 @@ class Stage:
 
     async def run(self) -> None:
         """The stage from its start to its last request's end, or to ``kill_ns``."""
+        self._make_first_ahead()
         await self._clock.sleep_until(self.order.start_ns)
         feeder = asyncio.get_running_loop().create_task(self._open() if self.order.open_loop else self._closed())
         killer = asyncio.get_running_loop().create_task(self._kill_at(self.order.kill_ns))
@@ -149,6 +162,13 @@ class Stage:
             for task in (feeder, killer):
                 task.cancel()
             await asyncio.gather(feeder, killer, return_exceptions=True)
+
+    def _make_first_ahead(self) -> None:
+        """Everybody's first request, before the stage starts."""
+        for user in self.order.users:
+            self._worker.make_ahead(self.order.index, user, user)
+        for position in range(min(AHEAD, len(self.order.due_ns))):
+            self._worker.make_ahead(self.order.index, self._number_of(position), position)
 
     async def _kill_at(self, kill_ns: int) -> None:
         await self._clock.sleep_until(kill_ns)
@@ -171,7 +191,10 @@ class Worker:
         self._client = client
         self._send = send
         text = TextPrompts(offset=setup.text_offset, tokens_per_word=setup.text_tokens_per_word)
-        self._workload = SyntheticWorkload(setup.model, setup.endpoint, setup.seed, text)
+        self.workload = build(setup.workload, model=setup.model, endpoint=setup.endpoint, seed=setup.seed, text=text)
+        #: requests made before they are needed, by stage and number; and those still to make
+        self._made: dict[tuple[int, int], Asked] = {}
+        self._to_make: dict[tuple[int, int], int] = {}
         self._gaps = GapHistogram(0.0)
         self.hangar = Hangar(
             run_start_ns=setup.run_start_ns,
@@ -187,30 +210,63 @@ class Worker:
 
     async def fly(self, order: StageOrder, user: int, number: int, scheduled_ns: int) -> Exchange:
         setup = self.setup
-        asked = self._workload.ask(order.index, number, order.prompt_tokens, order.output_tokens)
+        asked = self._made.pop((order.index, number), None)
+        if asked is None:
+            self._to_make.pop((order.index, number), None)
+            asked = self.workload.ask(order.index, number, user)
+        remembers = self.workload.remembers
         flight = Flight(
             plan=Plan(
                 request_id=f"{order.index}-{number}",
                 stage=order.index,
                 user=user,
                 scheduled_ns=scheduled_ns,
-                asked_output_tokens=order.output_tokens,
+                asked_output_tokens=asked.output_tokens,
                 prompt_tokens=asked.prompt_tokens,
             ),
             exchange=Exchange(started_ns=now_ns()),
-            decoder=StreamDecoder(setup.endpoint, save_content=setup.save_content, save_gaps=setup.save_gaps),
-            words=asked.words,
+            decoder=StreamDecoder(
+                setup.endpoint, save_content=setup.save_content or remembers, save_gaps=setup.save_gaps
+            ),
+            asked=asked,
         )
         self.hangar.take_off(flight)
         try:
             await self._client.send(asked.path, asked.body, flight.exchange)
         finally:
-            self.hangar.land(flight)
+            self.hangar.land(flight, at_once=remembers)
         return flight.exchange
 
+    def make_ahead(self, stage: int, number: int, user: int) -> None:
+        """Have a request made in slack time, so that building it delays nobody's send. A conversation's next turn cannot
+        be: the answer before it is part of it."""
+        if not self.workload.remembers:
+            self._to_make[stage, number] = user
+
+    async def make(self) -> None:
+        """Make requests ahead, one between two looks at the sockets."""
+        while True:
+            if not self._to_make:
+                await asyncio.sleep(MAKE_S)
+                continue
+            stage, number = key = next(iter(self._to_make))
+            self._made[key] = self.workload.ask(stage, number, self._to_make.pop(key))
+            await asyncio.sleep(0)
+
     def _landed(self, flight: Flight, record: Record) -> None:
-        if flight.words is not None and record.prompt_tokens is not None and record.outcome == Outcome.OK:
-            self._workload.text.learn(flight.words, record.prompt_tokens)
+        self.workload.heard(
+            flight.asked,
+            Answer(
+                stage=record.stage,
+                user=record.user,
+                good=record.outcome == Outcome.OK,
+                prompt_tokens=record.prompt_tokens,
+                output_tokens=record.output_tokens,
+                text=record.content,
+            ),
+        )
+        if record.content is not None and not self.setup.save_content:
+            record = replace(record, content=None)
         ends_ns, gaps_ns = flight.decoder.drain_gaps()
         self._gap_ends_ns.extend(ends_ns)
         self._gaps_ns.extend(gaps_ns)
@@ -266,6 +322,9 @@ class Worker:
     async def run_stage(self, order: StageOrder) -> None:
         self._lags_ms = array("d")
         self._gaps = GapHistogram((order.start_ns - self.setup.run_start_ns) / NS_PER_S)
+        self.workload.begin(order.index, order.prompt_tokens, order.output_tokens, replay=order.replay)
+        self._made.clear()
+        self._to_make.clear()
         cpu_s, began_ns = process_cpu_s(), now_ns()
         stage = self.stage = Stage(order, self)
         await stage.run()
@@ -314,7 +373,7 @@ async def serve() -> None:
         setup.base_url, headers=setup.headers, connect_timeout_s=setup.connect_timeout_s, verify_tls=setup.verify_tls
     ) as client:
         worker = Worker(setup, client, send)
-        forever = (worker.hangar.run(), worker.watch_lag(), worker.report())
+        forever = (worker.hangar.run(), worker.watch_lag(), worker.report(), worker.make())
         background = [asyncio.ensure_future(_guarded(work, send)) for work in forever]
         try:
             await _obey(reader, worker, send)

@@ -56,11 +56,16 @@ def trace_of(records: Iterable[Record], source: Source) -> RequestTrace:
 
 def columns_of(records: Iterable[Record], source: Source) -> tuple[RequestTrace, Deltas]:
     """The columns of these records, and what is known of their deltas beside. The records are read once, not kept."""
+    found = requests_of(records, source)
+    return found.trace, found.deltas
+
+
+def requests_of(records: Iterable[Record], source: Source) -> Requests:
+    """The columns of these records and all that is kept beside. The records are read once, not kept."""
     columns = Columns(attrgetter(*_NUMBERS), attrgetter("outcome", "failure", "ttft_ms", "chunk_gaps_ms"))
     for record in records:
         columns.append(record)
-    found = columns.requests(source)
-    return found.trace, found.deltas
+    return columns.requests(source)
 
 
 def _words_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:

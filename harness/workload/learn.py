@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from harness.errors import HarnessError
 from harness.http_get import Getter
-from harness.workload.synthetic import WORDS
+from harness.workload.text import WORDS
 
 #: the two text lengths asked, in words
 SHORT, LONG = 20, 100
@@ -35,9 +37,24 @@ async def learn_text(getter: Getter, base_url: str, model: str) -> TextLaw:
     return TextLaw(offset=short - SHORT * per_word, tokens_per_word=per_word, asked=True)
 
 
+async def learn_rate(getter: Getter, base_url: str, model: str, texts: Sequence[str]) -> float | None:
+    """Tokens of a character in these texts, as ``/tokenize`` counts them; None where it does not answer."""
+    tokens = characters = 0
+    for text in texts:
+        count = await _count(getter, base_url, {"model": model, "prompt": text, "add_special_tokens": False})
+        if count is None:
+            return None
+        tokens, characters = tokens + count, characters + len(text)
+    return tokens / characters if tokens and characters else None
+
+
 async def _tokens(getter: Getter, base_url: str, model: str, words: int) -> int | None:
     text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
+    messages = [{"role": "user", "content": text}]
+    return await _count(getter, base_url, {"model": model, "messages": messages, "add_generation_prompt": True})
+
+
+async def _count(getter: Getter, base_url: str, body: dict[str, Any]) -> int | None:
     try:
         answer = await getter.post_json(f"{base_url}/tokenize", body, timeout_s=ASK_S)
         count = orjson.loads(answer.body).get("count") if answer.ok else None

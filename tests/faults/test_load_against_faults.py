@@ -307,9 +307,11 @@ async def test_think_time_is_kept_between_requests(fault_server: FaultServer) ->
 
 async def test_every_prompt_is_its_own(fault_server: FaultServer) -> None:
     async with loading(fault_server, "normal:ttft=0.001,itl=0") as load:
-        workload = load.worker._workload
-        bodies = {workload.ask(stage, number, 16, 4).body for stage in range(3) for number in range(50)}
-        again = workload.ask(1, 7, 16, 4).body
+        workload = load.worker.workload
+        for stage in range(3):
+            workload.begin(stage, 16, 4)
+        bodies = {workload.ask(stage, number, 0).body for stage in range(3) for number in range(50)}
+        again = workload.ask(1, 7, 5).body
     assert len(bodies) == 150
     assert again in bodies, "and the same request is always the same prompt"
 

@@ -30,8 +30,8 @@ def test_shares_hold_every_user_and_request_once(users: int, processes: int, req
     assert sorted(user for part in shares for user in part.users) == list(range(users))
     assert sum(part.requests or 0 for part in shares) == requests
     assert all(len(part.users) == len(part.user_start_ns) for part in shares)
-    numbers = {n for part in shares for n in range(part.first_number, 10 * processes, part.number_step)}
-    assert numbers == set(range(10 * processes))
+    numbers = sorted(user + k * part.number_step for part in shares for user in part.users for k in range(3))
+    assert numbers == list(range(3 * users)), "whoever sends them"
 
 
 @given(st.integers(1, 9), st.integers(0, 1000))
@@ -40,6 +40,12 @@ def test_arrivals_are_the_same_whatever_the_number_of_processes(processes: int, 
     shares = share(order, processes)
     assert sorted(due for part in shares for due in part.due_ns) == order.due_ns
     assert order.due_ns == order_of(opened(), 3, start_ns=START_NS, seed=seed, grace_s=1.0).due_ns
+    numbered = {
+        part.first_number + position * part.number_step: due
+        for part in shares
+        for position, due in enumerate(part.due_ns)
+    }
+    assert numbered == dict(enumerate(order.due_ns)), "and so are their numbers"
 
 
 def test_a_cap_is_shared_and_never_nothing() -> None:

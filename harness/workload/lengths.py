@@ -1,0 +1,55 @@
+"""Lengths as a profile asks for them -> lengths drawn, a request at a time. What a distribution means is said in
+:mod:`loadprofiles.lengths`; here is only who draws: the request's own generator, so that its length depends on seed, stage
+and number alone."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from itertools import accumulate
+from random import Random
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from loadprofiles.lengths import Empirical, Lengths, mean_of, quantile_of
+
+Draw = Callable[[Random], int]
+_LENGTHS: TypeAdapter[Any] = TypeAdapter(Lengths)
+
+
+def drawer(lengths: Any) -> Draw:
+    """Who draws a length in tokens.
+
+    Args:
+        lengths: a number, a distribution, or its JSON form, as an order to a worker carries it.
+
+    A number takes nothing from the generator; a distribution takes one uniform number and gives its quantile there.
+    """
+    known = lengths if isinstance(lengths, int) else _LENGTHS.validate_python(lengths)
+    if isinstance(known, int):
+        return lambda draw: known
+    if isinstance(known, Empirical):
+        return _empirical(known)
+    return lambda draw: quantile_of(known, draw.random())
+
+
+def _empirical(lengths: Empirical) -> Draw:
+    """With its running weights kept: a list of 100,000 lengths is not summed up for every request."""
+    values = lengths.values
+    upto = list(accumulate(lengths.weights or (1.0,) * len(values)))
+
+    def draw_one(draw: Random) -> int:
+        return values[min(bisect.bisect_right(upto, draw.random() * upto[-1]), len(values) - 1)]
+
+    return draw_one
+
+
+def mean_length(lengths: Any) -> float:
+    """Mean length in tokens of a number, a distribution or its JSON form."""
+    return mean_of(lengths if isinstance(lengths, int) else _LENGTHS.validate_python(lengths))
+
+
+def plain(lengths: Any) -> Any:
+    """The JSON form of lengths, for an order."""
+    return lengths if isinstance(lengths, int | None) else lengths.model_dump(mode="json")
