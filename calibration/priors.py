@@ -141,11 +141,12 @@ def physics_of(deployment: Deployment) -> Physics:
     return measure(deployment, generation_of(deployment).device)
 
 
-def prior_factors(deployment: Deployment, physics: Physics | None = None) -> FactorSet:
-    """The factors before any measurement, each with the spread seen between deployments."""
+def prior_factors(deployment: Deployment, physics: Physics | None = None, prices: Prices | None = None) -> FactorSet:
+    """The factors before any measurement, each with the spread seen between deployments; at other prices than the
+    catalog's where they are given."""
     kind = generation_of(deployment)
     amounts = physics if physics is not None else physics_of(deployment)
-    values = factor_values(kind.prices, amounts, deployment)
+    values = factor_values(prices or kind.prices, amounts, deployment)
     source = f"prior of {kind.name}: {kind.evidence}"
     factors = {name: prior(name, value, kind.log_sd[name], source) for name, value in values.items()}
     return FactorSet(factors, kind.residual_log_sd)

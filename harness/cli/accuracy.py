@@ -25,10 +25,24 @@ def command(
         bool,
         typer.Option("--calibrated", help="Fit each server on its low levels, score its top; and hold out shapes."),
     ] = False,
+    left_out: Annotated[
+        str | None,
+        typer.Option(
+            "--left-out",
+            metavar="deployment|model",
+            help="Derive the priors anew for each of these from the rows of all others, so that none has seen what it"
+            " predicts (minutes).",
+        ),
+    ] = None,
     json: Json = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row's error, and every row left out.")] = False,
 ) -> None:
-    content = _calibrated(data) if calibrated else _uncalibrated(data)
+    if left_out is not None:
+        if calibrated:
+            raise UsageError("--left-out with --calibrated, expected one of them")
+        content = _left_out(data, left_out)
+    else:
+        content = _calibrated(data) if calibrated else _uncalibrated(data)
     if not content["rows"]:
         skipped = content["skipped"]
         raise RunInvalid(
@@ -50,6 +64,25 @@ def _uncalibrated(data: Path) -> dict[str, Any]:
     from calibration.measurements import read_measurements
 
     return report_json(score(*read_measurements(read_table(data))))
+
+
+def _left_out(data: Path, unit: str) -> dict[str, Any]:
+    from calibration.accuracy import report_json
+    from calibration.measurements import read_measurements
+    from calibration.step_prices import UNITS, score_left_out
+
+    if unit not in UNITS:
+        raise UsageError(f"--left-out {unit}, expected {' or '.join(UNITS)}")
+    measurements, skipped = read_measurements(read_table(data))
+    return {"left_out": unit, **report_json(score_left_out(measurements, skipped, unit, _progress))}
+
+
+def _progress(done: int, of: int) -> None:
+    import sys
+
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rpriors without each of {of}: {done}" + ("\n" if done == of else ""))
+        sys.stderr.flush()
 
 
 def _calibrated(data: Path) -> dict[str, Any]:
@@ -88,6 +121,8 @@ def _print(content: Mapping[str, Any], all_rows: bool) -> None:
 
     console = Console(highlight=False)
     console.print(_summary_table(content))
+    if "left_out" in content:
+        console.print(f"every row with priors that have not seen its {content['left_out']}")
     if content.get("walls"):
         console.print(_wall_table(content["walls"]))
     if "held_out_shape" in content:

@@ -9,6 +9,7 @@ import derive_step_priors as derive
 import numpy as np
 import pytest
 
+from calibration import step_prices
 from calibration.priors import generation
 
 pytestmark = [
@@ -18,14 +19,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> derive.Table:
+def table(request: pytest.FixtureRequest) -> step_prices.Table:
     if "bench" not in request.config.getoption("-m"):
         pytest.skip("a minute of CPU: only with -m bench")
-    return derive.table(derive.load())
+    return step_prices.table(derive.load())
 
 
-def test_the_catalogs_prices_come_out_of_the_table(table: derive.Table) -> None:
-    found = derive.fit(table)
+def test_the_catalogs_prices_come_out_of_the_table(table: step_prices.Table) -> None:
+    found = step_prices.fit(table)
     hopper, blackwell, ampere = (generation(name).prices for name in ("hopper", "blackwell", "ampere"))
     for name, price in found.items():
         if name == "layer@ampere":
@@ -38,7 +39,7 @@ def test_the_catalogs_prices_come_out_of_the_table(table: derive.Table) -> None:
         assert stated == pytest.approx(price, rel=0.03), name
 
 
-def test_a_deployment_left_out_is_predicted_within_ten_percent(table: derive.Table) -> None:
-    error = np.abs(derive.left_out(table, table.deployment) / table.tpot_s - 1)
+def test_a_deployment_left_out_is_predicted_within_ten_percent(table: step_prices.Table) -> None:
+    error = np.abs(step_prices.left_out(table, table.deployment) / table.tpot_s - 1)
     assert error.mean() < 0.08
     assert np.median(error) < 0.055

@@ -126,3 +126,19 @@ def test_rows_of_another_length_than_the_header_are_read(cli: Cli, tmp_path: Pat
     found = json.loads(done.out)
     assert [row["row"] for row in found["rows"]] == [1]
     assert [item["row"] for item in found["skipped"]] == [2]
+
+
+def test_priors_that_have_not_seen_a_row_score_it(cli: Cli, table: Path) -> None:
+    done = cli("accuracy", "--data", str(table), "--left-out", "deployment", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["left_out"] == "deployment"
+    assert found["overall"]["tpot"]["n"] == 4
+    assert "priors that have not seen its model" in cli("accuracy", "--data", str(table), "--left-out", "model").out
+
+
+def test_only_a_deployment_or_a_model_can_be_left_out(cli: Cli, table: Path) -> None:
+    done = cli("accuracy", "--data", str(table), "--left-out", "gpu")
+    assert done.code == 2
+    assert "--left-out gpu, expected deployment or model" in done.one_message()
+    assert cli("accuracy", "--data", str(table), "--left-out", "model", "--calibrated").code == 2
