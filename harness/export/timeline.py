@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 #: points of a drawing
-POINTS = 300
+POINTS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

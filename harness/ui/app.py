@@ -35,7 +35,7 @@ from harness.export.markup import element
 from harness.export.report import look, report_body, report_html
 from harness.ui import sizing
 from harness.ui.follow import Follower, view
-from harness.ui.guard import COOKIE, LOGIN, MOST_BODY, Guard, middleware, problem
+from harness.ui.guard import COOKIE, LOGIN, MOST_BODY, Guard, middleware, problem, see_other
 from harness.ui.ramps import Ramps, wanted_of
 from harness.ui.runs import Results
 from harness.ui.runs_view import listing, side_by_side
@@ -112,11 +112,11 @@ class Pages:
     async def _login_page(self, request: web.Request) -> web.Response:
         return self._static_file("login.html")
 
-    async def _login(self, request: web.Request) -> web.StreamResponse:
+    async def _login(self, request: web.Request) -> web.Response:
         form = await request.post()
         if not self._guard.is_token(str(form.get("token", ""))):
             return problem(401, "that is not the token", "`vllm-harness ui` was started with it")
-        response = web.HTTPSeeOther("/")
+        response = see_other("/")
         response.set_cookie(COOKIE, self._guard.cookie(), httponly=True, samesite="Strict", secure=request.secure)
         return response
 

@@ -138,11 +138,11 @@ def middleware(guard: Guard) -> Middleware:
             response = await handler(request)
         except Forbidden as error:
             if error.status == 401 and request.path == "/":
-                response = web.HTTPSeeOther(LOGIN)
+                response = see_other(LOGIN)
             else:
                 response = problem(error.status, error.message)
         except web.HTTPException as error:
-            response = error if error.status < 400 else problem(error.status, error.reason)
+            response = problem(error.status, error.reason)
         except (HarnessError, CalibrationError, ProfileError) as error:
             response = problem(422, error.message, error.hint)
         except ConnectionResetError:
@@ -161,3 +161,8 @@ def middleware(guard: Guard) -> Middleware:
 def problem(status: int, message: str, hint: str = "") -> web.Response:
     """An error for the page."""
     return web.json_response({"error": message, "hint": hint}, status=status)
+
+
+def see_other(path: str) -> web.Response:
+    """A redirection to another page of ours."""
+    return web.Response(status=303, headers={"Location": path})

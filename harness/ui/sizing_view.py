@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from calibration.kv_users import users_full
 from calibration.limits import NAMES
 from harness.cli.plan_view import headline, limit_rows, memory_rows, sentence
 from harness.export.charts import Part, bar, figure
@@ -23,7 +24,7 @@ def card(sized: Sized, number: int) -> Markup:
         element("p", headline(sized.plan), class_="kicker"),
         _answer(told),
         element("p", sentence(sized.plan, sized.sizing)),
-        _numbers(told),
+        _numbers(sized, told),
         _memory_bar(sized, number),
         _vram(sized),
         _limits(sized),
@@ -66,13 +67,14 @@ _ESTIMATES = (
 )
 
 
-def _numbers(told: Mapping[str, Any]) -> Markup:
+def _numbers(sized: Sized, told: Mapping[str, Any]) -> Markup:
     """Rates and latencies at the binding limit with their intervals, the pool, and a stream's share of it."""
     rows = [_estimate(told, *row) for row in _ESTIMATES if told.get(row[0]) is not None]
     cluster = told["memory"]["cluster"]
     rows.append(_fact("KV pool", [_datum("kv_pool_tokens", cluster["kv_pool_tokens"]), " tokens"]))
     if told["fits"] and cluster["kv_pool_tokens"]:
         rows.append(_fact("KV of a token", [_datum("kv_bytes_per_token", cluster["kv_bytes_per_token"]), " bytes"]))
+    rows.append(_fact("Streams of the whole context", _whole_context(sized)))
     rows.append(_fact("Longest request", [_datum("max_context_tokens", told["max_context_tokens"]), " tokens"]))
     where = (
         f"With {told['at_users']:,} users, at {NAMES.get(told['at_limit'], told['at_limit'])}:"
@@ -80,6 +82,13 @@ def _numbers(told: Mapping[str, Any]) -> Markup:
         else None
     )
     return join(element("p", where, class_="note") if where else None, element("dl", rows, class_="facts numbers"))
+
+
+def _whole_context(sized: Sized) -> list[Child]:
+    """As many requests of max_model_len as the pool holds: what vLLM calls its maximum concurrency at start."""
+    d, pool = sized.plan.deployment, sized.plan.memory.pool
+    held = 0.0 if pool is None else users_full(pool, d.max_model_len - 1, 1) * d.dp
+    return [_datum("whole_context_streams", held), f", {d.max_model_len:,} tokens each"]
 
 
 def _estimate(told: Mapping[str, Any], key: str, name: str, unit: str) -> Markup:
