@@ -209,14 +209,10 @@ def _document(run: RunData, kind: str) -> bytes:
 def _to_stdout(run: RunData, kind: str) -> None:
     import sys
 
-    from harness.cli.display import forget, print_document
+    from harness.cli.display import print_document
     from harness.formats.tables import write_csv
 
-    if kind != "csv":
-        print_document(_document(run, kind))
-        return
-    try:
+    if kind == "csv":
         write_csv(run, sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        forget(sys.stdout)
+    else:
+        print_document(_document(run, kind))

@@ -25,6 +25,7 @@ Source = Annotated[
 def command(
     source: Source, model: Model = None, as_json: Json = False, api_key: ApiKey = None, insecure: Insecure = False
 ) -> None:
+    from harness.cli.display import print_document
     from harness.observe.snapshot import NoSuchModel, read
     from harness.wire.prom import BadMetrics
 
@@ -37,7 +38,7 @@ def command(
     except BadMetrics as error:
         _refuse(source, error, NotVllm if is_url else UsageError)
     if as_json:
-        print(json.dumps(snapshot.contract(), allow_nan=False))
+        print_document(json.dumps(snapshot.contract(), allow_nan=False).encode() + b"\n")
     else:
         _show(source, snapshot)
 
@@ -73,8 +74,9 @@ def _ask(url: str, api_key: str | None, verify_tls: bool) -> bytes:
 
 
 def _show(source: str, snapshot: Snapshot) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from harness.cli.display import Display
 
     table = Table(
         title=f"{snapshot.model or 'vLLM'} ({snapshot.version_family or 'unknown version'})", title_justify="left"
@@ -84,7 +86,7 @@ def _show(source: str, snapshot: Snapshot) -> None:
     for key, value in snapshot.contract().items():
         for label, part in _rows(key, value):
             table.add_row(label, part)
-    Console().print(table)
+    Display().print(table)
 
 
 def _rows(key: str, value: Any) -> list[tuple[str, str]]:

@@ -29,8 +29,9 @@ SLICE_NS = NS_PER_MS // 2
 PAUSE_S = 0.002
 #: pause while nothing waits to be decoded
 IDLE_S = 0.01
-#: ended requests waiting above which slices follow each other without a pause
-PRESSING = 2_000
+#: ended requests waiting above which slices follow each other without a pause, unless more are in flight: their bytes
+#: take ten times the room of their numbers
+PRESSING = 200
 #: bytes of a stream still in flight above which it is decoded meanwhile
 HELD_BYTES = 16_384
 #: a loop that was away for longer was suspended (a paused virtual machine, a laptop's lid, SIGSTOP), not just busy
@@ -175,7 +176,8 @@ class Hangar:
                 swept_ns = now
             self._slice(now_ns() + SLICE_NS)
             busy = self._landed or self._long
-            await asyncio.sleep(0 if len(self._landed) > PRESSING else PAUSE_S if busy else IDLE_S)
+            pressing = len(self._landed) > max(PRESSING, len(self.flying))
+            await asyncio.sleep(0 if pressing else PAUSE_S if busy else IDLE_S)
 
     def flush(self) -> None:
         """Decode all that has landed, now."""

@@ -81,10 +81,7 @@ def started(*args: str | os.PathLike[str], **popen: Any) -> subprocess.Popen[str
     """The console script as a process, its output captured."""
     process = subprocess.Popen(
         [sys.executable, "-m", "harness.cli", *map(str, args)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **popen,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen},
     )
     _STARTED.append(process)
     return process
