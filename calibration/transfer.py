@@ -10,10 +10,9 @@ sequences, how long, how large a pool) price no step: there the factors stay as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from calibration.calibration_file import Calibration, Difference, differences
+from calibration.calibration_file import Calibration, differences
 from calibration.deployment import Deployment
 from calibration.errors import InputError
 from calibration.factors import Covariance, Factor, FactorSet
@@ -21,7 +20,7 @@ from calibration.priors import prior_factors
 
 #: of the prior's spread, that stays when a factor is carried to another deployment. Chosen, not measured: a fitted factor
 #: told nothing at all of another deployment would be 1, told everything 0
-KEPT = 0.5
+KEPT = 0.7
 #: what bounds requests and prices no step
 _BOUNDS = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "dp", "enable_prefix_caching", "pool"})
 #: another device is another physics
@@ -50,13 +49,21 @@ def factors_for(calibration: Calibration, deployment: Deployment, *, transfer: b
         )
     if all(difference.key in _BOUNDS for difference in found):
         return calibration.factors
-    return _carried(calibration, prior_factors(deployment), found)
+    source = f"transferred from another deployment ({said})"
+    return carried(calibration.factors, prior_factors(deployment), source)
 
 
-def _carried(calibration: Calibration, prior: FactorSet, found: Sequence[Difference]) -> FactorSet:
-    source = "transferred from another deployment (" + "; ".join(map(str, found)) + ")"
-    factors = [_one(calibration.factors[name], own, source) for name, own in prior.factors.items()]
-    added = {factor.name: KEPT * factor.prior_log_sd for factor in factors}
+def carried(fitted: FactorSet, prior: FactorSet, source: str, kept: float = KEPT) -> FactorSet:
+    """The priors of another deployment, moved as a fit moved those of its own.
+
+    Args:
+        fitted: of the deployment that was calibrated.
+        prior: of the other one.
+        source: where moved factors say they come from.
+        kept: of the prior's spread.
+    """
+    factors = [_one(fitted[name], own, source, kept) for name, own in prior.factors.items()]
+    added = {factor.name: kept * factor.prior_log_sd for factor in factors}
     # what was fitted together stays correlated; what is added varies alone
     covariances = tuple(
         Covariance(
@@ -66,20 +73,18 @@ def _carried(calibration: Calibration, prior: FactorSet, found: Sequence[Differe
                 for row, (name, values) in enumerate(zip(c.names, c.matrix, strict=True))
             ),
         )
-        for c in calibration.factors.covariances
+        for c in fitted.covariances
     )
-    return FactorSet(
-        {factor.name: factor for factor in factors}, calibration.factors.residual_log_sd, None, covariances
-    )
+    return FactorSet({factor.name: factor for factor in factors}, fitted.residual_log_sd, None, covariances)
 
 
-def _one(fitted: Factor, own: Factor, source: str) -> Factor:
+def _one(fitted: Factor, own: Factor, source: str, kept: float) -> Factor:
     """The deployment's own prior, moved as the fit moved the other's."""
     if fitted.prior_value <= 0 or fitted.value <= 0:
         return own
     return replace(
         own,
         value=own.value * fitted.value / fitted.prior_value,
-        log_sd=math.hypot(fitted.log_sd, KEPT * own.log_sd),
+        log_sd=math.hypot(fitted.log_sd, kept * own.log_sd),
         source=source if fitted.identified else f"{own.source}; not identified where it was calibrated",
     )
