@@ -53,6 +53,21 @@ def install_beside(wheel: Path, folder: Path) -> Path:
     return folder / "bin"
 
 
+NOBODY = 65534
+
+
+def as_nobody(scripts: Path) -> dict[str, object] | None:
+    """How to run an environment's programs as a user without rights, home or a folder to write in; None where that user
+    may not read the Python that the environment stands on."""
+    environment = {"PATH": f"{scripts}:/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    more: dict[str, object] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/", "env": environment}
+    try:
+        run(scripts / "python", "-c", "", **more)
+    except (AssertionError, PermissionError):
+        return None
+    return more
+
+
 def run(*command: str | Path, **more: object) -> str:
     """What a command says. A failure shows all of it."""
     done = subprocess.run(
