@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 from calibration.architecture import Attention, State
 from calibration.deployment import Deployment, pipeline_stages
 from calibration.errors import InputError, Unsupported
+from calibration.vllm_defaults import chunked_groups
 
 CacheKind = Literal["full", "mla", "sliding", "chunked", "state"]
 
@@ -220,7 +221,8 @@ def _state_cache(deployment: Deployment, state: State, block: int, padded: int |
 def cache_groups(deployment: Deployment) -> tuple[Group, ...]:
     """Groups of layers with one block table each (``get_kv_cache_groups``); none for a model that keeps nothing."""
     caches = layer_caches(deployment)
-    if not deployment.hybrid_kv_cache_manager:
+    chunked = any(cache.kind == "chunked" for _, cache in caches)
+    if not deployment.hybrid_kv_cache_manager or (chunked and not chunked_groups(deployment.version)):
         caches = _promoted(caches)
     if not caches:
         return ()

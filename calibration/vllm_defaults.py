@@ -32,6 +32,10 @@ _ASYNC_SCHEDULING: Version = (0, 14, 0)
 _PIPELINE_ASYNC: Version = (0, 32, 0)
 #: a tier of its own for devices of 160 GiB and more (pull request 51726; seen at the tag v0.28.0)
 _TIER_160_GIB: Version = (0, 28, 0)
+#: layers that attend within chunks (Llama 4) have block tables of their own from this version on; before, the hybrid manager
+#: was off for them by default (pull requests 21761 and 29627: blocks of a 0.15.1 server hold all layers, 0.22 to 0.23 changed
+#: it, on in 0.32)
+_CHUNKED_GROUPS: Version = (0, 23, 0)
 
 #: architectures that a later vLLM dropped: name -> first version without it (registry.py, _PREVIOUSLY_SUPPORTED_MODELS)
 DROPPED: dict[str, Version] = {"BambaForCausalLM": (0, 24, 0)}
@@ -98,3 +102,8 @@ def concurrent_batches(version: Version, device: Device, pp: int) -> int:
     if pp > 1 and version < _PIPELINE_ASYNC:
         return pp
     return pp + 1
+
+
+def chunked_groups(version: Version) -> bool:
+    """Do layers that attend within chunks give back what lies before the running one, by default?"""
+    return version >= _CHUNKED_GROUPS

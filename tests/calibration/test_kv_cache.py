@@ -225,6 +225,12 @@ def test_more_sequences_than_state_blocks_are_refused_on_gpus_with_graphs() -> N
     assert build_pool(eager, [0]).num_blocks == 300
 
 
+def test_chunked_layers_are_kept_whole_before_vllm_0_23() -> None:
+    old = cache_groups(gpu_deployment("llama-4-scout", tp=8, vllm_version="0.15.1"))
+    assert [(group.cache.kind, len(group.layers)) for group in old] == [("full", 48)]
+    assert len(cache_groups(gpu_deployment("llama-4-scout", tp=8, vllm_version="0.23.0"))) == 4
+
+
 def test_the_hybrid_manager_cannot_be_disabled_for_unlike_caches() -> None:
     deployment = gpu_deployment("qwen3-next-80b-a3b", tp=4, hybrid_kv_cache_manager=False)
     with pytest.raises(Unsupported, match="cannot be disabled"):
