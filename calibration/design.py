@@ -39,8 +39,10 @@ LEAST_WINDOW_S = 4.0
 #: between two stages
 _BETWEEN_S = 0.8
 _MOST_STRETCH = 3.0
+#: where the server is slow for the budget: hardly two lives measured, and whoever began early counts
+BRIEF_START_LIVES, BRIEF_MEASURED_LIVES = 0.7, 2.15
 #: no stage takes a larger share of the budget
-_MOST_SHARE = 0.25
+_MOST_SHARE = 0.3
 #: relative error of a stage's mean about the model, of TPOT and TTFT
 _TPOT_LOG_SD, _TTFT_LOG_SD = 0.015, 0.06
 #: a scout measures so many times worse, in variance
@@ -51,7 +53,7 @@ _MOST_USERS = 256
 #: a stage that narrows the targets by less is not worth its time
 _LEAST_GAIN = 1e-3
 _SHORT, _LONG_OUTPUT, _SHORT_OUTPUT = 64, 256, 48
-_LEAST_OUTPUT = 16
+_LEAST_OUTPUT, _TINY_OUTPUT = 16, 8
 #: sensitivities are taken over this share of a factor's spread, at most this much of its logarithm
 _SMALL_MOVE = 0.2
 
@@ -106,7 +108,7 @@ def scout(served: Serving, factors: FactorSet, wish: Wish) -> tuple[DesignedStag
     """The first stages: one user at the shortest and at the longest prompt, and some users at the shortest, each over
     after a few requests or a tenth of the budget."""
     shapes = _shapes(served, wish)
-    short = min(shapes, key=lambda shape: (shape[0] + shape[1], shape))
+    short = min(shapes, key=lambda shape: (shape[1] <= _TINY_OUTPUT, sum(shape), shape))
     long = max(shapes, key=lambda shape: (shape[0], shape))
     users = sorted(_levels(served, short, wish))
     some = next((n for n in users if n >= 4), users[-1])
@@ -134,12 +136,12 @@ def design(
     Raises:
         InputError: nothing fits: no level below the wall, or no stage within the budget.
     """
-    candidates = [c for c in _candidates(served, factors, wish) if c.expected_s <= _MOST_SHARE * wish.budget_s]
+    every = _candidates(served, factors, wish)
+    candidates = [c for c in every if c.expected_s <= _MOST_SHARE * wish.budget_s]
     if not candidates:
         raise InputError(
-            f"budget = {wish.budget_s:g} s, expected more: the shortest stage takes "
-            f"{min((c.expected_s for c in _candidates(served, factors, wish)), default=math.inf):.0f} s, and one may take "
-            f"a quarter",
+            f"budget = {wish.budget_s:g} s, expected more: the shortest stage takes {min(c.expected_s for c in every):.0f} s, "
+            f"and none may take more than {_MOST_SHARE:.0%}",
             "give a longer --budget, fewer or smaller --users, or shorter --shapes",
         )
     model = _Linear(served, factors)
@@ -207,6 +209,8 @@ def _shapes(served: Serving, wish: Wish) -> list[tuple[int, int]]:
     middle = round(math.sqrt(short * long_prompt))
     if middle > 2 * short:
         found.append((middle, max(_LEAST_OUTPUT, min(128, context // 8))))
+    # every step has a prompt in it, though few users are there
+    found.append((short, max(2, min(_TINY_OUTPUT, context // 8))))
     return list(dict.fromkeys(shape for shape in found if sum(shape) <= context))
 
 
@@ -246,17 +250,27 @@ def _candidates(served: Serving, factors: FactorSet, wish: Wish) -> list[Designe
     found = []
     for shape in _shapes(served, wish):
         levels = _levels(served, shape, wish)
-        found += [_stage(served, factors, users, shape, _purpose(users, shape)) for users in levels]
+        found += [_affordable(served, factors, users, shape, wish) for users in levels]
     found += [
         _stage(served, factors, 1, shape, "time to first token by prompt length") for shape in _alone(served, wish)
     ]
     return list({stage.load: stage for stage in reversed(found)}.values())
 
 
+def _affordable(served: Serving, factors: FactorSet, users: int, shape: tuple[int, int], wish: Wish) -> DesignedStage:
+    """A settled stage where the budget bears it, else a brief one."""
+    settled = _stage(served, factors, users, shape, _purpose(users, shape))
+    if settled.expected_s <= _MOST_SHARE / 2 * wish.budget_s:
+        return settled
+    return _stage(served, factors, users, shape, _purpose(users, shape), brief=True)
+
+
 def _purpose(users: int, shape: tuple[int, int]) -> str:
     prompt, output = shape
     if users == 1:
         return "a step and a request alone"
+    if output <= _TINY_OUTPUT:
+        return "a prompt in every step: what a mixed step costs"
     if prompt > 4 * output:
         return "what prompts cost those who decode"
     if output >= 3 * prompt:
@@ -273,12 +287,17 @@ def _stage(
     *,
     bound_s: float = math.inf,
     requests: int | None = None,
+    brief: bool = False,
 ) -> DesignedStage:
     life_s = _life_s(_point(served, factors, users, shape), shape)
-    start_s, warm_s, lives = (START_LIVES * life_s, SETTLE_LIVES * life_s, MEASURED_LIVES) if users > 1 else (0, 0, 4)
-    if bound_s < math.inf:
-        start_s, warm_s = min(start_s, bound_s / 3), 0.0
-    duration_s = min(start_s + warm_s + max(LEAST_WINDOW_S, lives * life_s), bound_s)
+    if users == 1:
+        start, settle, measured = 0.0, 0.0, BRIEF_MEASURED_LIVES if brief else 4.0
+    elif brief or bound_s < math.inf:
+        start, settle, measured = BRIEF_START_LIVES, 0.0, BRIEF_MEASURED_LIVES
+    else:
+        start, settle, measured = START_LIVES, SETTLE_LIVES, MEASURED_LIVES
+    start_s, warm_s = min(start * life_s, bound_s / 3), settle * life_s
+    duration_s = min(start_s + warm_s + max(LEAST_WINDOW_S, measured * life_s), bound_s)
     return DesignedStage(
         users=users,
         prompt_tokens=shape[0],

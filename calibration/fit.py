@@ -98,7 +98,12 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
         raise NotIdentifiable(
             f"{len(known)} usable stages, at least {FEWEST_OBSERVATIONS} are needed", "run more levels below the wall"
         )
-    names = [name for name in STEP_FACTORS if name != "expert_read_factor" or served.physics.experts]
+    names = [
+        name
+        for name in STEP_FACTORS
+        # what has no prior value is no part of this device's model
+        if prior.value(name) > 0 and (name != "expert_read_factor" or served.physics.experts)
+    ]
     expected = scatter or Scatter(prior.residual_log_sd.get("tpot", 0.05), prior.residual_log_sd.get("ttft", 0.1))
     step = _Stage(names, *_step_design(served, names, prior, known), prior, expected.tpot, expected.weight)
     for _ in range(_STEP_ROUNDS):

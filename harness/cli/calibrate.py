@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.load.run import RampOptions
     from harness.observe.probe import ProbeResult
 
+_SCOUT_SEED = 1_000_003
 _MODEL, _SERVER = "The deployment, where the server does not tell", "Server"
 
 
@@ -259,23 +260,24 @@ class _Live:
         self._say_deployment(self._record)
         prior = prior_of(served.deployment, served)
         first = scout(served, prior, self._wish)
-        self._screen.print(
+        self._say(
             f"first {len(first)} short stages to see how fast it is, then stages for the rest of {self._wish.budget_s:.0f} s"
         )
-        self._run("calibrate-scout", first, self.folder / "scout")
+        # other prompts than the run's: the server may still hold what it computed of them
+        self._run("calibrate-scout", first, self.folder / "scout", self._seed + _SCOUT_SEED)
         factors = self._scouted(served, prior)
         left_s = max(1.0, self._wish.budget_s - (now_ns() - begun_ns) / 1e9)
         from dataclasses import replace
 
         plan = design(served, factors, replace(self._wish, budget_s=left_s))
-        self._screen.print(
+        self._say(
             f"\n{len(plan.stages)} stages, about {plan.seconds:.0f} s; they narrow what is predicted from "
             f"{plan.spread_before:.0%} to {plan.spread_after:.1%}, by what is known now"
         )
         from harness.cli.calibrate_view import design_table
 
         self._screen.print(design_table(plan.stages))
-        self._run("calibrate", plan.stages, self.folder)
+        self._run("calibrate", plan.stages, self.folder, self._seed)
 
     def folder_has_stages(self) -> bool:
         return (self.folder / "summary.json").is_file()
@@ -303,12 +305,15 @@ class _Live:
 
         return asyncio.run(ask())
 
+    def _say(self, text: str) -> None:
+        self._screen.print(text, markup=False, soft_wrap=True)
+
     def _say_deployment(self, record: DeploymentRecord) -> None:
         from calibration.calibration_file import UNKNOWN_GPU
 
         gpu = "an unknown GPU (--gpu narrows the priors)" if record.gpu == UNKNOWN_GPU.name else record.gpu or "CPU"
         plain = record.plain
-        self._screen.print(
+        self._say(
             f"{record.served_model} on {gpu}, vLLM {plain['vllm_version']}: max_num_seqs {plain['max_num_seqs']}, "
             f"max_num_batched_tokens {plain['max_num_batched_tokens']}, {plain['num_gpu_blocks_override']} blocks"
         )
@@ -332,7 +337,7 @@ class _Live:
             )
             return prior
 
-    def _run(self, name: str, stages: Sequence[DesignedStage], folder: Path) -> None:
+    def _run(self, name: str, stages: Sequence[DesignedStage], folder: Path, seed: int) -> None:
         import asyncio
 
         from harness.cli.display import Display
@@ -341,11 +346,11 @@ class _Live:
 
         view: LiveView | QuietView = QuietView() if self._quiet else LiveView(Display(stderr=True))
         try:
-            asyncio.run(Run(self._ramp_options(name, stages, folder), view).execute())
+            asyncio.run(Run(self._ramp_options(name, stages, folder, seed), view).execute())
         finally:
             view.close()
 
-    def _ramp_options(self, name: str, stages: Sequence[DesignedStage], folder: Path) -> RampOptions:
+    def _ramp_options(self, name: str, stages: Sequence[DesignedStage], folder: Path, seed: int) -> RampOptions:
         from harness.calibrating import profile_of
         from harness.cli.ramp import processes_for
         from harness.load.run import RampOptions
@@ -355,7 +360,7 @@ class _Live:
             base_url=self._base_url,
             profile=profile_of(name, stages, self._endpoint),
             out=folder,
-            seed=self._seed,
+            seed=seed,
             processes=processes_for(self._processes, max(stage.users for stage in stages)),
             grace_s=max(10.0, longest_s),
             **self._options,
