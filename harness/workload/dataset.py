@@ -104,8 +104,6 @@ def checked_rows(file: Path, spec: Dataset) -> Iterator[Row]:
     """
     kept = 0
     for row in read_rows(file):
-        if spec.max_rows is not None and kept >= spec.max_rows:
-            return
         try:
             prompt, answer = prompt_of(row.value, spec), answer_of(row.value, spec)
         except ValueError as error:
@@ -119,6 +117,8 @@ def checked_rows(file: Path, spec: Dataset) -> Iterator[Row]:
             )
         kept += 1
         yield row
+        if kept == spec.max_rows:
+            return
 
 
 class DatasetWorkload:

@@ -98,7 +98,9 @@ class Prepared:
         if isinstance(self.spec, Synthetic):
             return mean_length(plain(stage.prompt_tokens)), mean_length(plain(stage.output_tokens))
         if self.table is not None:
-            return float(self.table.prompt_tokens.mean()), float(self.table.output_tokens.mean())
+            due = self.due_s(stage)
+            asked = slice(None if due is None else len(due))
+            return float(self.table.prompt_tokens[asked].mean()), float(self.table.output_tokens[asked].mean())
         return None
 
 

@@ -62,8 +62,6 @@ def read_trace(file: Path, spec: Trace, max_model_len: int | None = None) -> Tra
     left_out: dict[str, int] = {}
     rows = _mooncake(file) if spec.format == "mooncake" else _table(file, spec)
     for at, prompt, output, place in rows:
-        if spec.max_rows is not None and len(kept) >= spec.max_rows:
-            break
         why = _impossible(prompt, output, max_model_len)
         if why is not None:
             left_out[why] = left_out.get(why, 0) + 1
@@ -71,6 +69,8 @@ def read_trace(file: Path, spec: Trace, max_model_len: int | None = None) -> Tra
         kept.append((at, prompt, output))
         if place is not None:
             places.append(place)
+        if len(kept) == spec.max_rows:
+            break
     if not kept:
         raise UsageError(f"{file}: no request that could be asked", "; ".join(left_out) or "the file is empty")
     columns = np.array(kept, dtype=np.float64)
