@@ -19,7 +19,6 @@ from harness.workload.prepare import Prepared
 from loadprofiles.profile import Stage
 from loadprofiles.workload import Conversation, Synthetic
 
-
 SEND = StreamClient.send
 
 
