@@ -155,7 +155,9 @@ def resolve_deployment(
         if number_asked is not None:
             _at_least(key, number_asked, 1)
     if gpu is None and kv_cache_memory_bytes is None and num_gpu_blocks_override is None:
-        raise InputError("gpu = None, expected a GPU, or the pool itself (kv_cache_memory_bytes)")
+        raise InputError(
+            "gpu = None, expected a GPU, or the pool itself (kv_cache_memory_bytes)", "`vllm-harness gpus` lists them"
+        )
     return Deployment(
         architecture=architecture,
         gpu=gpu,

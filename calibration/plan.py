@@ -75,7 +75,8 @@ def resolve_load(
         if value < 1:
             raise InputError(f"{key} = {value}, expected at least 1")
     if load.total_tokens > max_model_len:
-        raise InputError(f"context = {load.total_tokens}, expected at most max_model_len ({max_model_len})")
+        key = "context" if context is not None else "prompt_tokens + output_tokens"
+        raise InputError(f"{key} = {load.total_tokens}, expected at most max_model_len ({max_model_len})")
     return load
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, HelpFormatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from calibration.errors import InputError
 from harness.cli import calibrated, plan_limits, plan_probe, plan_write
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -51,9 +52,16 @@ _PASSED_ON = (
 )
 
 
+class _Parser(ArgumentParser):
+    """Ends as every command does: one line, and what to do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"`{self.prog} --help` lists the options")
+
+
 def options() -> ArgumentParser:
     """The options of ``plan``; those of vLLM also under vLLM's names."""
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="vllm-harness plan",
         allow_abbrev=False,
         description="Analytical sizing: memory, limits on users, what binds.",

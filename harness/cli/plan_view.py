@@ -143,7 +143,7 @@ def sentence(plan: Plan, sizing: Sizing | None = None) -> str:
     """What binds and why, in one sentence."""
     d, pool = plan.deployment, plan.memory.pool
     if not plan.memory.fits:
-        return f"It does not fit: {plan.memory.reason}."
+        return f"It does not fit: {plan.memory.reason}. --fit finds the fewest GPUs that do."
     if pool is None:
         return "There is no pool."
     if sizing is not None:
