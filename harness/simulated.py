@@ -179,7 +179,13 @@ class Simulation:
         summary = summarise(
             index, trace, load_of(stage, start_s), StageReadings(gaps=_gaps(run, start_s)), None, self.slo_ms
         )
+        # as harness.load.account adds them
+        summary["totals"] |= {
+            "asked_prompt_tokens_mean": load.shape.prompt_tokens,
+            "asked_output_tokens_mean": load.shape.output_tokens,
+        }
         summary["users"] = stage.users
+        summary["repetition"] = stage.repetition
         window = summary["window"]
         summary["server"] = summarise_server(
             scrapes,

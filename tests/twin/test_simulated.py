@@ -61,6 +61,7 @@ def test_it_gives_what_a_ramp_against_the_twin_gives(tmp_path: Path) -> None:
         assert virtual.keys() == real.keys()
         assert virtual["server"].keys() == real["server"].keys()
         assert virtual["client"].keys() == real["client"].keys()
+        assert virtual["totals"].keys() == real["totals"].keys()
         assert virtual["valid"]
         assert virtual["tpot_ms"]["mean"] == pytest.approx(real["tpot_ms"]["mean"], rel=0.06)
         assert virtual["output_tokens_per_s"] == pytest.approx(real["output_tokens_per_s"], rel=0.06)
