@@ -122,6 +122,8 @@ class ProfileFile(_ProfileBase):
             raise ValueError(
                 "a search has one stage with a number of users: its first probe, and the pattern of the others"
             )
+        if self.stages[0].duration is None or self.stages[0].requests is not None:
+            raise ValueError("a search's stage has a duration: the search makes it longer where requests need it")
         if self.repeat.times > 1 or self.between == "handover":
             raise ValueError("a search repeats by itself and drains between probes: leave repeat and between out")
 
@@ -170,11 +172,21 @@ def builtin_names() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.yaml"))
 
 
-def load_profile(name_or_file: str, overrides: Sequence[str] = ()) -> Profile:
+def load_profile(
+    name_or_file: str,
+    overrides: Sequence[str] = (),
+    *,
+    workload: Mapping[str, int] | None = None,
+    endpoint: str | None = None,
+    ends: Mapping[str, Any] | None = None,
+) -> Profile:
     """A shipped profile by name, or any YAML file by path.
 
     Args:
         overrides: ``KEY=VALUE`` each, such as ``stages.0.users=64``: set in the file's content before it is read.
+        workload: ``prompt_tokens`` and ``output_tokens`` in place of the workload's and of the stages' that have them.
+        endpoint: in place of the workload's.
+        ends: ``duration`` and ``requests`` in place of both of every stage.
 
     Raises:
         ProfileError: there is no such profile or file, it cannot be read, is no YAML, or does not validate.
@@ -182,8 +194,8 @@ def load_profile(name_or_file: str, overrides: Sequence[str] = ()) -> Profile:
     path = _path_of(name_or_file)
     data = _read(path)
     if isinstance(data, dict):
-        data = overridden(data, overrides)
-        data = _with_path(data, path.parent)
+        data = _with_options(data, workload or {}, endpoint, ends or {})
+        data = _with_path(overridden(data, overrides), path.parent)
     return parse_profile(data, str(path))
 
 
@@ -207,6 +219,22 @@ def _read(path: Path) -> Any:
         raise ProfileError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read: {error}") from error
+
+
+def _with_options(
+    data: dict[str, Any], lengths: Mapping[str, int], endpoint: str | None, ends: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The file's content with what the command line says in short; what is no mapping there is left for the reading."""
+    workload, stages = data.get("workload", {}), data.get("stages")
+    if isinstance(workload, dict):
+        data = {**data, "workload": {**workload, **lengths, **({} if endpoint is None else {"endpoint": endpoint})}}
+    if isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages):
+        kept = [
+            {key: value for key, value in stage.items() if not ends or key not in ("duration", "requests")}
+            for stage in stages
+        ]
+        data = {**data, "stages": [{**s, **ends, **{k: v for k, v in lengths.items() if k in s}} for s in kept]}
+    return data
 
 
 def _with_path(data: dict[str, Any], folder: Path) -> dict[str, Any]:

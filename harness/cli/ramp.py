@@ -55,8 +55,16 @@ def command(
         str | None,
         typer.Option("--profile", metavar="NAME|FILE", help="A load profile; `vllm-harness profiles` lists them."),
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the profile, such as stages.0.users=64; repeatable."),
+    ] = None,
     slo: Annotated[
-        str | None, typer.Option(metavar="ttft:MS,tpot:MS", help="What a good request meets; gives goodput.")
+        list[str] | None,
+        typer.Option(
+            metavar="ttft:MS,tpot:MS",
+            help="What a good request meets; gives goodput. Repeatable: further ones are told beside the first.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     out: Annotated[
@@ -93,6 +101,8 @@ def command(
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
 ) -> None:
     if profile is None:
+        if overrides:
+            raise UsageError("--set changes a profile, and none was given", "give --profile NAME|FILE")
         chosen = _levels(
             users=users,
             request_rate=request_rate,
@@ -113,7 +123,8 @@ def command(
             "--ramp-up": ramp_up,
             "--think": think,
         }
-        chosen = _profile(profile, levels, duration, requests, prompt_tokens, output_tokens, endpoint)
+        chosen = _profile(profile, levels, duration, requests, prompt_tokens, output_tokens, endpoint, overrides or [])
+    tiers = [parse_slo(one) for one in slo or []]
     if json:
         quiet = True
     from harness.load.run import RampOptions
@@ -128,7 +139,8 @@ def command(
             metrics_url=metrics_url,
             verify_tls=not insecure,
             seed=_at_least("--seed", seed, 0),
-            slo_ms=parse_slo(slo),
+            slo_ms=tiers[0] if tiers else {},
+            slo_tiers=tuple(tiers[1:]),
             processes=_processes(processes, chosen),
             loop_name=_one_of("--loop", loop, ("auto", "uvloop", "asyncio")),
             scrape_interval_s=None if no_scrape else _seconds("--scrape-interval", scrape_interval),
@@ -330,32 +342,25 @@ def _profile(
     prompt_tokens: int | None,
     output_tokens: int | None,
     endpoint: str | None,
+    overrides: list[str],
 ) -> Profile:
     """A profile with the lengths and stage ends given on the line in place of its own."""
-    from loadprofiles.profile import ProfileError, load_profile, parse_profile
+    from loadprofiles.profile import ProfileError, load_profile
 
     if clash := [option for option, value in levels.items() if value is not None]:
         raise UsageError(f"{clash[0]} and --profile both say what the levels are", "leave one of them out")
+    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    given = {key: value for key, value in lengths.items() if value is not None}
+    ends = {key: value for key, value in (("duration", duration), ("requests", requests)) if value is not None}
     try:
-        profile = load_profile(name)
-        data = profile.model_dump(exclude_none=True)
-        lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-        given = {key: value for key, value in lengths.items() if value is not None}
-        ends = {key: value for key, value in (("duration", duration), ("requests", requests)) if value is not None}
-        data["workload"] |= given | ({} if endpoint is None else {"endpoint": endpoint})
-        for stage in data["stages"]:
-            if ends:
-                stage.pop("duration", None), stage.pop("requests", None)
-            stage |= ends | {key: value for key, value in given.items() if key in stage}
-        return parse_profile(data, name)
+        return load_profile(name, overrides, workload=given, endpoint=endpoint, ends=ends)
     except ProfileError as error:
         raise UsageError(error.message, error.hint) from error
 
 
 def _processes(text: str, profile: Profile) -> int:
-    return processes_for(
-        text, max((stage.users for stage in profile.stages if isinstance(stage.users, int)), default=1)
-    )
+    most = max((stage.users for stage in profile.stages if isinstance(stage.users, int)), default=1)
+    return processes_for(text, most if profile.search is None else profile.search.most)
 
 
 def processes_for(text: str, most: int) -> int:

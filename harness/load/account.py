@@ -62,6 +62,7 @@ def description(
         "options": {
             "seed": options.seed,
             "slo_ms": dict(options.slo_ms),
+            "slo_tiers": [dict(tier) for tier in options.slo_tiers],
             "processes": options.processes,
             "scrape_interval_s": options.scrape_interval_s,
             "stall_timeout_s": options.stall_timeout_s,
@@ -83,6 +84,7 @@ def stage_summary(
     tally: Tally,
     *,
     slo_ms: Mapping[str, float],
+    slo_tiers: Sequence[Mapping[str, float]] = (),
     selftest: Mapping[str, Any] | None,
     work: Prepared,
 ) -> dict[str, Any]:
@@ -103,10 +105,12 @@ def stage_summary(
         StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
         requests.deltas,
         slo_ms,
+        tiers=slo_tiers,
     )
     summary["totals"] |= _asked_means(requests, work.mean_lengths(stage))
     # with a request_rate, users is the cap on the requests in flight
     summary["users"] = stage.users
+    summary["repetition"] = stage.repetition
     if outcome.away_s > SUSPENDED_S:
         summary["valid"] = False
         summary["reasons"].append(

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,9 @@ from harness.limits import allow_open_files
 from harness.load.account import add_server, description, predicted_wall, stage_summary
 from harness.load.controller import Fleet, StageOutcome, share
 from harness.load.orders import Setup
+from harness.load.search import Answer, Ask, probe_of, search_of
 from harness.load.stages import mean_rate, order_of
+from harness.load.stops import out_of_time, reason_to_stop
 from harness.load.tally import Tally
 from harness.measure.health import run_fault
 from harness.observe.probe import ProbeResult, probe
@@ -34,7 +36,7 @@ from harness.selftest import kept
 from harness.store import Mark, RunWriter
 from harness.workload.learn import TextLaw, learn_rate, learn_text
 from harness.workload.prepare import Prepared, prepared
-from loadprofiles.profile import Conversation, Profile, ProfileError, Stage, resolve
+from loadprofiles.profile import Conversation, Profile, ProfileError, Slo, SloSearch, Stage, resolve
 
 if TYPE_CHECKING:
     from harness.export.prometheus import Exporter
@@ -61,6 +63,8 @@ class RampOptions:
     verify_tls: bool = True
     seed: int = 0
     slo_ms: Mapping[str, float] = field(default_factory=dict)
+    #: further limits like slo_ms, whose goodput is told beside
+    slo_tiers: Sequence[Mapping[str, float]] = ()
     processes: int = 1
     loop_name: str = "auto"
     scrape_interval_s: float | None = 0.5
@@ -119,6 +123,9 @@ class Run:
         self._tally = Tally(users=1)
         #: summaries of the stages that ended, as in summary.json
         self.stages: list[dict[str, Any]] = []
+        #: what a profile's search found; None before it has, and without one
+        self.answer: Answer | None = None
+        self._first_stage_ns = 0
         self._started = wall_time()
         self._fleet: Fleet | None = None
         self._exporter = exporter
@@ -177,12 +184,29 @@ class Run:
                     self._writer.close()
 
     def _resolved(self, probed: ProbeResult) -> Profile:
+        wanted = self._options.profile
+        if isinstance(wanted.search, SloSearch):
+            if not self._slo_ms:
+                raise UsageError("the search has no limits to look for", "give --slo ttft:500,tpot:50")
+            search = wanted.search.model_copy(update={"slo": Slo(**self._slo_ms)})
+            wanted = wanted.model_copy(update={"search": search})
         try:
             return resolve(
-                self._options.profile, max_model_len=probed.max_model_len, pool_tokens=probed.usable_pool_tokens
+                wanted,
+                max_model_len=probed.max_model_len,
+                pool_tokens=probed.usable_pool_tokens,
+                seed=self._options.seed,
             )
         except ProfileError as error:
             raise UsageError(error.message, error.hint) from error
+
+    @property
+    def _slo_ms(self) -> Mapping[str, float]:
+        """The limits of the run: as given, else those of the profile's search."""
+        search = self._options.profile.search
+        if self._options.slo_ms or not isinstance(search, SloSearch):
+            return self._options.slo_ms
+        return search.slo.model_dump(exclude_none=True)
 
     def _streams_of(self, stage: Stage) -> int:
         if isinstance(stage.users, int):
@@ -298,13 +322,57 @@ class Run:
         try:
             await self._fleet.start(setup)
             self._before_load = None
-            for index, stage in enumerate(profile.stages):
-                await self._stage(index, stage)
-                if self._over or self._too_many_failed(index, profile):
-                    break
+            self._first_stage_ns = now_ns()
+            await (self._levels(profile) if profile.search is None else self._search(profile))
         finally:
             flusher.cancel()
             await self._fleet.close()
+
+    async def _levels(self, profile: Profile) -> None:
+        """The stages of a profile, one after another."""
+        for index, stage in enumerate(profile.stages):
+            if self._late(profile, stage):
+                break
+            await self._stage(index, stage)
+            following = profile.stages[index + 1] if index + 1 < len(profile.stages) else None
+            if self._over:
+                break
+            failed = self._tally.failed, self._tally.ok + self._tally.failed
+            if (why := reason_to_stop(profile, self.stages, failed, following)) is not None:
+                self._view.says(f"{why}; the run ends here")
+                break
+
+    async def _search(self, profile: Profile) -> None:
+        """Stages as the profile's search asks for them, until it has an answer."""
+        pattern = profile.stages[0]
+        assert profile.search is not None
+        assert isinstance(pattern.users, int), "a search begins with a number of users"
+        assert pattern.duration is not None, "a search's stage has a duration"
+        search = search_of(profile.search, pattern.users, pattern.duration)
+        while isinstance(step := search.next(), Ask):
+            ramp_up = pattern.ramp_up if pattern.ramp_up is not None else step.ramp_up_s
+            stage = pattern.model_copy(update={"users": step.users, "duration": step.duration_s, "ramp_up": ramp_up})
+            if self._late(profile, stage):
+                return
+            before = len(self.stages)
+            await self._stage(before, stage)
+            if len(self.stages) > before:
+                search.feed(probe_of(self.stages[-1], think_s=stage.think, cut=self._over))
+            if self._over:
+                return
+        self.answer = step
+        self._write_document(lambda writer: writer.write_summary(self.stages, **self._found()))
+        self._view.says(step.sentence)
+
+    def _found(self) -> dict[str, Any]:
+        """What ``summary.json`` holds beside the stages."""
+        return {} if self.answer is None else {"search": self.answer.to_dict()}
+
+    def _late(self, profile: Profile, following: Stage) -> bool:
+        late = out_of_time(profile, (now_ns() - self._first_stage_ns) / NS_PER_S, following)
+        if late is not None:
+            self._view.says(f"{late}; the run ends here")
+        return late is not None
 
     @property
     def _over(self) -> bool:
@@ -412,7 +480,8 @@ class Run:
             self._writer.records_since(mark),
             outcome,
             self._tally,
-            slo_ms=self._options.slo_ms,
+            slo_ms=self._slo_ms,
+            slo_tiers=self._options.slo_tiers,
             selftest=self._selftest,
             work=self._work,
         )
@@ -427,16 +496,6 @@ class Run:
             self._exporter.on_stage_end(self.stages)
         self._view.summarised(summary)
 
-    def _too_many_failed(self, index: int, profile: Profile) -> bool:
-        ended, limit = self._tally.ok + self._tally.failed, profile.limits.error_rate
-        if not ended or self._tally.failed / ended <= limit or index + 1 == len(profile.stages):
-            return False
-        self._view.says(
-            f"stage {index}: {self._tally.failed} of {ended} requests failed, more than limits.error_rate of {limit:g};"
-            " the run ends here"
-        )
-        return True
-
     def _judge(self) -> None:
         if self._fault is not None:
             raise self._fault
@@ -444,6 +503,10 @@ class Run:
             raise Interrupted("interrupted", f"what was measured is in {self._options.out}")
         if (problem := run_fault(self.stages)) is not None:
             raise RunInvalid(problem, f"the records are in {self._options.out}")
+        if self._options.profile.search is not None and (
+            self.answer is None or self.answer.probes == len(self.answer.unusable)
+        ):
+            raise RunInvalid("the search has no answer", f"the records are in {self._options.out}")
 
     def _description(self, probed: ProbeResult, profile: Profile, ended: datetime | None = None) -> dict[str, Any]:
         return description(self._options, probed, profile, started=self._started, ended=ended, selftest=self._selftest)
