@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibration.predict import Load, Prediction, Predictor, measured_loads
 from calibration.prediction import Estimate, propagate
 from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 Stage = Mapping[str, Any]
 
-#: points of a predicted curve
-POINTS = 25
+#: points of a predicted curve between the levels of a run
+BETWEEN = 9
 #: users span more than this from least to most: a logarithmic axis
 _LOG_SPAN = 6.0
 
@@ -54,7 +55,7 @@ def predicted(served: Serving, factors: FactorSet, shape: Shape, users: Sequence
     return found
 
 
-def spread(low: float, high: float, points: int = POINTS) -> list[float]:
+def spread(low: float, high: float, points: int) -> list[float]:
     """``points`` numbers of users from low to high, equal in ratio."""
     if high <= low:
         return [low]
@@ -80,15 +81,28 @@ def predicted_series(
 def of_calibration(
     calibration: Calibration, prompt_tokens: float, output_tokens: float, users: Sequence[float]
 ) -> dict[str, Series]:
-    """What a calibration predicts for these lengths, by metric, over the users of the run.
+    """What a calibration predicts for these lengths, by metric, at the levels of the run and between them: as ``predict``
+    does, so from the wall on by the twin.
 
     Raises:
         InputError: its deployment cannot be rebuilt.
     """
-    at = spread(min(users), max(users))
     shape = Shape(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-    found = predicted(serving(calibration.rebuild_deployment()), calibration.factors, shape, at)
-    return {m.key: predicted_series("predicted", at, found[m.key], m.scale, 2) for m in METRICS}
+    stages = [(stage.observation.users, stage.observation.shape) for stage in calibration.used]
+    predictor = Predictor(serving(calibration.rebuild_deployment()), calibration.factors, measured_loads(stages))
+    between = {round(n) for n in spread(min(users), max(users), BETWEEN)}
+    at, found = [], []
+    for n in sorted(between | {round(n) for n in users}):
+        prediction = predictor.predict(Load(shape=shape, users=n), percentiles=False)
+        assert isinstance(prediction, Prediction), "only a rate can overload"
+        at.append(float(n))
+        found.append(prediction)
+    by_metric = {
+        "throughput": [p.output_tokens_per_s for p in found],
+        "ttft": [p.ttft_s for p in found],
+        "tpot": [p.tpot_s for p in found],
+    }
+    return {m.key: predicted_series("predicted", at, by_metric[m.key], m.scale, 2) for m in METRICS}
 
 
 def curves(stages: Sequence[Stage], predictions: Mapping[str, Series], wall: tuple[float, float] | None) -> list[Chart]:

@@ -28,6 +28,7 @@ import orjson
 from aiohttp import web
 
 from calibration.errors import InputError
+from harness.cli.compare_gate import compared as compare_runs
 from harness.cli.report import calibration_of, compared
 from harness.errors import UsageError
 from harness.export.charts import draw
@@ -209,7 +210,11 @@ class Pages:
 
         def call() -> bytes:
             a, b = (self._results.run(content[key]) for key in ("a", "b"))
-            return orjson.dumps({"html": side_by_side(a, b)})
+            try:
+                found, why = compare_runs(a.folder, b.folder), ""
+            except InputError as error:
+                found, why = None, error.message
+            return orjson.dumps({"html": side_by_side(a, b, found, why)})
 
         return _json(await asyncio.to_thread(call))
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from harness.export.charts import Axis, Chart, Series, datum, draw
+from harness.export.charts import NOT_MEASURED, Axis, Chart, Series, datum, draw
 from harness.export.markup import Markup, element, join
 from harness.export.report_curves import METRICS
-from harness.export.report_sections import level_name
 from harness.store import RunData
 from harness.ui.runs import RunEntry
+
+if TYPE_CHECKING:
+    from calibration.gate import Row
+    from harness.cli.compare_gate import Compared
 
 Stage = Mapping[str, Any]
 
@@ -45,8 +48,9 @@ def _row(entry: RunEntry) -> Markup:
     )
 
 
-def side_by_side(a: RunData, b: RunData) -> Markup:
-    """Two runs over the same levels: curves above each other, and a table of both."""
+def side_by_side(a: RunData, b: RunData, found: Compared | None, why: str = "") -> Markup:
+    """Two runs: curves above each other, and what ``compare A B`` found between them; None, and why, where it found nothing
+    to compare."""
     names = a.folder.name, b.folder.name
     charts = [draw(chart) for chart in _charts(names, (a.stages, b.stages))]
     return join(
@@ -54,7 +58,9 @@ def side_by_side(a: RunData, b: RunData) -> Markup:
         element("div", charts, class_="charts")
         if charts
         else element("p", "No valid level of users in both.", class_="none"),
-        _table(names, (a.stages, b.stages)),
+        element("p", f"Not compared number by number: {why}.", class_="warn")
+        if found is None
+        else _differences(found, names),
     )
 
 
@@ -85,21 +91,33 @@ def _charts(names: tuple[str, str], both: tuple[Sequence[Stage], Sequence[Stage]
     return charts
 
 
-def _table(names: tuple[str, str], both: tuple[Sequence[Stage], Sequence[Stage]]) -> Markup:
-    found = [{level_name(stage): stage for stage in stages} for stages in both]
-    levels = [*found[0], *(level for level in found[1] if level not in found[0])]
-    head = [element("th", "users", scope="col")]
-    head += [
-        element("th", f"{metric.title}, {metric.unit}: {name}", scope="col") for metric in METRICS for name in names
-    ]
-    rows = []
-    for level in levels:
-        cells = []
-        for metric in METRICS:
-            for stages in found:
-                stage = stages.get(level)
-                value = None if stage is None or not stage["valid"] else _value(stage, metric.key)
-                cells.append(element("td", datum(value)))
-        rows.append(element("tr", element("th", level, scope="row"), cells))
+_VERDICTS = {"worse": "bad", "better": "good", "unclear": "warn", "missing": "warn"}
+
+
+def _differences(found: Compared, names: tuple[str, str]) -> Markup:
+    """Every metric at every load with the interval of its change, the worst first told."""
+    columns = ("load", "metric", names[0], names[1], "change", "interval", "verdict")
+    head = [element("th", name, scope="col", class_="left" if i < 2 else None) for i, name in enumerate(columns)]
+    rows = [_difference(row) for row in found.rows]
     table = element("table", element("thead", element("tr", head)), element("tbody", rows))
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label="Both runs")
+    said = [*found.differences, *(f"not in the second run: {load}" for load in found.unmatched), *found.left_out]
+    return join(
+        element("ul", [element("li", text) for text in said]) if said else None,
+        element("div", table, class_="scroll", tabindex=0, role="region", aria_label="Differences"),
+    )
+
+
+def _difference(row: Row) -> Markup:
+    change = None if row.change is None else f"{100 * row.change:+.1f} %"
+    ends = [None if end is None else f"{100 * end:+.1f} %" for end in (row.low, row.high)]
+    interval = f"{ends[0]} to {ends[1]}" if None not in ends else NOT_MEASURED
+    return element(
+        "tr",
+        element("th", str(row.load), scope="row", class_="left"),
+        element("td", row.metric, class_="left"),
+        element("td", datum(row.a)),
+        element("td", datum(row.b)),
+        element("td", change or NOT_MEASURED),
+        element("td", interval),
+        element("td", row.verdict, class_=_VERDICTS.get(row.verdict)),
+    )

@@ -12,7 +12,7 @@ from calibration.architecture import Architecture
 from calibration.artifacts import SCRIPT_NAME, compose_file, launch_script, plan_launch, served_model
 from calibration.calibration_file import Calibration, calibration_from_json, mismatches
 from calibration.catalog import find_gpu, gpu_entries, model_entries, model_entry
-from calibration.deployment import resolve_deployment
+from calibration.deployment import Deployment, resolve_deployment
 from calibration.errors import InputError
 from calibration.factors import FactorSet
 from calibration.families import read_config
@@ -21,6 +21,7 @@ from calibration.plan import Plan, make_plan, resolve_load
 from calibration.priors import physics_of, prior_factors
 from calibration.queueing import Shape
 from calibration.serving import Serving
+from calibration.transfer import factors_for
 from harness.cli.plan import PRESETS
 from harness.cli.plan_view import document
 from harness.cli.plan_write import COMPOSE_NAME
@@ -63,6 +64,8 @@ class Asked(BaseModel):
     #: a run in results/ that was calibrated, or the content of a calibration file
     calibration_run: Annotated[str, Field(max_length=300)] | None = None
     calibration: dict[str, Any] | None = None
+    #: use its factors for another deployment on the same GPU, as wide priors
+    transfer: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,15 +123,28 @@ def size_up(asked: Asked, calibration_of_run: Callable[[str], Calibration]) -> S
     )
     load = resolve_load(deployment.max_model_len, None, asked.prompt_tokens, asked.output_tokens)
     plan = make_plan(deployment, load)
-    calibration = _calibration(asked, calibration_of_run)
-    factors = None if calibration is None else calibration.factors
+    factors, notes = _factors(asked, deployment, calibration_of_run)
     seconds = {key: None if ms is None else ms / 1e3 for key, ms in _limits(asked).items()}
-    notes = (
-        ()
-        if calibration is None
-        else tuple(f"calibrated for another server: {m}" for m in mismatches(calibration, deployment))
-    )
     return Sized(asked, plan, size(plan, Slo(**seconds), factors), factors, notes)
+
+
+def _factors(
+    asked: Asked, deployment: Deployment, of_run: Callable[[str], Calibration]
+) -> tuple[FactorSet | None, tuple[str, ...]]:
+    """The factors of the calibration that is named, and what they rest on; None and nothing without one.
+
+    Raises:
+        InputError: it is of another deployment and no transfer was asked for, or none is possible.
+    """
+    calibration = _calibration(asked, of_run)
+    if calibration is None:
+        return None, ()
+    factors = factors_for(calibration, deployment, transfer=asked.transfer)
+    said = f"Corrected by a calibration of {len(calibration.used)} stages, {calibration.created[:10]}."
+    other = "; ".join(mismatches(calibration, deployment))
+    if factors is not calibration.factors:
+        return factors, (f"{said} Carried over as wide priors, for here are {other}.",)
+    return factors, (f"{said} The factors hold, the bounds are other ones: {other}." if other else said,)
 
 
 def _limits(asked: Asked) -> dict[str, float | None]:

@@ -58,9 +58,9 @@ def _poisoned(value: Any) -> Any:
     return value
 
 
-def calibration() -> Calibration:
+def calibration(max_model_len: int | None = None) -> Calibration:
     """Nothing but priors, of a deployment of the catalog."""
-    deployment = resolve_deployment(find_model("llama-3.1-8b"), gpu=find_gpu("h100-sxm"))
+    deployment = resolve_deployment(find_model("llama-3.1-8b"), gpu=find_gpu("h100-sxm"), max_model_len=max_model_len)
     return Calibration(
         deployment=record_deployment(deployment, "llama-3.1-8b"),
         factors=prior_factors(deployment, physics_of(deployment)),

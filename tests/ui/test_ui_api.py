@@ -8,6 +8,7 @@ import json
 import os
 import re
 from contextlib import redirect_stdout
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ui_client import LLAMA, serving
 
 from calibration.calibration_file import calibration_to_json
 from harness.calibration_file import write_calibration
+from harness.cli.compare_gate import compared
 from harness.cli.plan import run as plan
 from harness.ui.runs import Results
 
@@ -119,17 +121,23 @@ async def test_a_config_json_is_sized_like_its_file(tmp_path: Path) -> None:
     assert str(tmp_path) not in launch["files"]["run_vllm_cluster.sh"]
 
 
-async def test_a_calibration_corrects_and_says_when_it_is_anothers(tmp_path: Path) -> None:
+async def test_a_calibration_corrects_as_that_of_plan_does(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    write_calibration(folder / "calibration.json", calibration())
+    slower = replace(calibration(), factors=calibration().factors.scaled("step_overhead", 1.5))
+    write_calibration(folder / "calibration.json", slower)
+    told = planned(f"--model llama-3.1-8b --gpu h100-sxm --calibration {folder / 'calibration.json'}")
+    del told["calibration"]
     async with serving(tmp_path) as client:
         _, plain = await client.post("/api/size", LLAMA)
         _, by_run = await client.post("/api/size", LLAMA | {"calibration_run": "run"})
-        _, by_file = await client.post("/api/size", LLAMA | {"calibration": calibration_to_json(calibration())})
-        _, other = await client.post("/api/size", LLAMA | {"gpu": "l40s", "calibration_run": "run"})
-    # its factors are the priors
-    assert by_run["plan"] == by_file["plan"] == plain["plan"]
-    assert "calibrated for another server: gpu: h100-sxm when calibrated, l40s now" in other["html"]
+        _, by_file = await client.post("/api/size", LLAMA | {"calibration": calibration_to_json(slower)})
+        status, refused = await client.post("/api/size", LLAMA | {"tp": 2, "calibration_run": "run"})
+        assert status == 422
+        assert "is of another deployment: tp: 1 when calibrated, 2 now" in refused["error"]
+        _, carried = await client.post("/api/size", LLAMA | {"tp": 2, "calibration_run": "run", "transfer": True})
+    assert by_run["plan"] == by_file["plan"] == told
+    assert by_run["plan"] != plain["plan"]
+    assert "Carried over as wide priors" in carried["html"]
 
 
 @pytest.mark.parametrize(
@@ -308,12 +316,17 @@ async def test_hostile_texts_of_a_run_stay_text_in_list_and_report(tmp_path: Pat
         assert "&lt;script&gt;" in html
 
 
-async def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
-    run_folder(tmp_path / "a")
-    run_folder(tmp_path / "b")
+async def test_two_runs_stand_side_by_side_with_what_compare_finds(tmp_path: Path) -> None:
+    a, b = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+    found = compared(a, b)
     async with serving(tmp_path) as client:
         _, answer = await client.post("/api/compare", {"a": "a", "b": "b"})
         assert answer["html"].count("<svg") >= 3
+        assert answer["html"].count("<td>same</td>") == sum(row.verdict == "same" for row in found.rows)
+        assert len(found.rows) > 10
+        (b / "requests.jsonl").write_bytes(b"")
+        _, answer = await client.post("/api/compare", {"a": "a", "b": "b"})
+        assert "Not compared number by number" in answer["html"]
         assert (await client.post("/api/compare", {"a": "a", "b": "../b"}))[0] == 422
 
 

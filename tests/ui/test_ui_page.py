@@ -43,7 +43,7 @@ def _slower() -> Any:
     """A calibration that moves every number."""
     from dataclasses import replace
 
-    known = calibration()
+    known = calibration(8192)
     return replace(known, factors=known.factors.scaled("step_overhead", 1.5))
 
 
@@ -107,6 +107,7 @@ async def test_it_is_quiet_and_stays_on_loopback(page: Page, server: Served) -> 
     assert page.console == []
 
 
+SMALL = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "max_model_len": 8192}
 CONTROLS = {
     "preset": "llama-70b-2xh100",
     "model": "qwen2.5-72b",
@@ -139,7 +140,8 @@ async def test_every_control_changes_the_numbers(page: Page, server: Served) -> 
     offered = await page.js(
         "[...document.querySelectorAll('#controls select, #controls input:not([type=file])')].map(c => c.id)"
     )
-    assert sorted(offered) == sorted(CONTROLS)
+    # the tick says how a calibration is used, and is tested with one below
+    assert sorted(offered) == sorted([*CONTROLS, "transfer"])
     start_of_all = await page.js(NUMBERS)
     for control, value in CONTROLS.items():
         await move(page, control, value)
@@ -149,6 +151,16 @@ async def test_every_control_changes_the_numbers(page: Page, server: Served) -> 
         assert ("tp=2" if control == "preset" else f"{control}=") in held
         await restored(page, "#size")
         assert await page.js(NUMBERS) == start_of_all
+
+
+async def test_a_calibration_is_carried_over_only_when_asked(page: Page, server: Served) -> None:
+    await opened(page, server, link(SMALL | {"calibration_run": "fitted"}))
+    assert "Corrected by a calibration" in await page.js("document.querySelector('#cards').textContent")
+    await move(page, "tp", "2")
+    assert "is of another deployment" in await page.js("document.querySelector('#size-error').textContent")
+    await page.js("document.getElementById('transfer').click()")
+    await page.until("document.querySelector('#cards').textContent.includes('Carried over as wide priors')")
+    assert "transfer%3D1" in await page.js("location.hash")
 
 
 async def test_a_dropped_config_json_is_sized(page: Page, server: Served) -> None:

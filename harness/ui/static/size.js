@@ -70,6 +70,7 @@ function put() {
   $("prompt_tokens").value = nearest(LENGTHS, one.prompt_tokens);
   $("output_tokens").value = nearest(LENGTHS, one.output_tokens);
   $("calibration_run").value = one.calibration_run ?? "";
+  $("transfer").checked = Boolean(one.transfer);
   named("config-name", one.config && one.config_name);
   named("calibration-name", one.calibration && "a file that was given");
   label();
@@ -124,6 +125,9 @@ function take(control) {
   else if (["max_num_seqs", "slo_ttft_ms", "slo_tpot_ms"].includes(id)) {
     if (value === "") delete one[id];
     else one[id] = Number(value);
+  } else if (id === "transfer") {
+    if (control.checked) one.transfer = true;
+    else delete one.transfer;
   } else if (id === "calibration_run") {
     delete one.calibration;
     if (value) one[id] = value;

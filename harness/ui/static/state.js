@@ -12,6 +12,7 @@ export const LENGTHS = Array.from({ length: 49 }, (_, i) => {
 const NUMBERS = ["tp", "pp", "dp", "max_model_len", "prompt_tokens", "output_tokens", "gpu_memory_utilization", "max_num_seqs",
   "slo_ttft_ms", "slo_tpot_ms"];
 const TEXTS = ["model", "config_name", "gpu", "weights", "kv", "calibration_run"];
+const FLAGS = ["transfer"];
 const CONTENTS = ["config", "calibration"];
 /** Beyond this a link would not pass everywhere; a dropped file longer than it stays out of the link. */
 const MOST_CONTENT = 6000;
@@ -28,6 +29,7 @@ export function write(deployments) {
     for (const key of [...TEXTS, ...NUMBERS]) {
       if (deployment[key] !== undefined && deployment[key] !== null) one.set(key, deployment[key]);
     }
+    for (const key of FLAGS) if (deployment[key]) one.set(key, "1");
     for (const key of CONTENTS) {
       const text = deployment[key] === undefined ? "" : JSON.stringify(deployment[key]);
       if (text && text.length <= MOST_CONTENT) one.set(key, text);
@@ -47,6 +49,7 @@ export function read(query) {
       const value = Number(one.get(key));
       if (one.has(key) && Number.isFinite(value)) deployment[key] = value;
     }
+    for (const key of FLAGS) if (one.get(key) === "1") deployment[key] = true;
     for (const key of CONTENTS) {
       try {
         if (one.has(key)) deployment[key] = JSON.parse(one.get(key));
