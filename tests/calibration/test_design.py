@@ -79,10 +79,18 @@ def test_time_that_is_left_lengthens_every_window_and_runs_one_stage_twice() -> 
 
 
 def test_users_settle_before_they_are_measured() -> None:
-    for stage in designed(served()).stages:
+    for stage in designed(served(), budget_s=300.0, users=[1, 2, 4, 8, 16]).stages:
         if stage.users > 1:
             assert stage.warm_up_s == pytest.approx(2 * stage.ramp_up_s)
             assert stage.duration_s - stage.warm_up_s >= 2.5 * stage.ramp_up_s
+
+
+def test_where_time_is_short_stages_are_brief_rather_than_few_shapes() -> None:
+    s = served()
+    slow = prior_of(s.deployment, s).scaled("step_overhead", 20.0).scaled("prefill_factor", 20.0)
+    found = design(s, slow, Wish(budget_s=120.0, users=[1, 2, 4], shapes=[(64, 64), (1000, 32)]))
+    assert {(stage.prompt_tokens, stage.output_tokens) for stage in found.stages} == {(64, 64), (1000, 32)}
+    assert any(stage.users > 1 and stage.warm_up_s == 0.0 for stage in found.stages)
 
 
 def test_a_scout_is_short_and_bounded_by_requests_too() -> None:
