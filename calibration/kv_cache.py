@@ -11,7 +11,7 @@ The rules, from ``v1/kv_cache_interface.py`` (the specs), ``v1/core/kv_cache_uti
 4. A request of full length takes a number of blocks from each group; the pool in tokens is
    ``num_blocks / (their sum) * max_model_len``, which is not the number of slots.
 
-Held against 46 starts of a real server (tests/calibration/test_kv_oracle.py).
+Held against 46 starts of a real server (tests/cli/test_plan.py), and against vLLM itself (tests/vllm/test_pool_real.py).
 """
 
 from __future__ import annotations
