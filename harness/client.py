@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -29,8 +29,9 @@ from yarl import URL
 
 from harness.clock import NS_PER_S, now_ns
 from harness.decode import StreamEnd
+from harness.errors import LocalFault
 from harness.exchange import Exchange
-from harness.http_get import is_loopback
+from harness.http_get import explain, proxy_for
 
 #: seconds an idle connection is kept: below uvicorn's 5 s, so that the server is never the one to close it first
 KEEP_ALIVE_S = 2.5
@@ -224,6 +225,17 @@ class _Route:
         return b"%s%d\r\n\r\n%s" % (self._head, len(body), body)
 
 
+class _Request(aiohttp.ClientRequest):
+    """aiohttp's request, telling when it is on its way: from then on its head is whole."""
+
+    on_sent: Callable[[aiohttp.ClientRequest], None]
+
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:
+        response = await super().send(conn)
+        self.on_sent(self)
+        return response
+
+
 class _Held(Protocol):
     """What holds a connection: aiohttp's response, or its connection itself."""
 
@@ -251,11 +263,18 @@ class StreamClient:
         verify_tls: bool = True,
     ) -> None:
         self._url = URL(base_url)
-        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **(headers or {})}
+        self._proxy = proxy_for(base_url)
+        self._headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            # a proxy that compresses a stream holds its tokens back
+            "Accept-Encoding": "identity",
+            **(headers or {}),
+        }
         self._connect_timeout_s = connect_timeout_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._latest: aiohttp.ClientRequest | None = None
-        self._routes: dict[str, _Route] = {}
+        self._urls: dict[str, URL] = {}
+        self._routes: dict[URL, _Route] = {}
         self._ssl: bool | ssl.SSLContext = verify_tls
         self._session: aiohttp.ClientSession | None = None
         self.in_flight: set[Exchange] = set()
@@ -267,7 +286,6 @@ class StreamClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=self._timeout,
             request_class=self._new_request,  # type: ignore[arg-type]  # what makes one will do
-            trust_env=not is_loopback(self._url.host or "localhost"),
             auto_decompress=True,
         )
         return self
@@ -307,8 +325,17 @@ class StreamClient:
         )
 
     def _new_request(self, *args: Any, **options: Any) -> aiohttp.ClientRequest:
-        self._latest = aiohttp.ClientRequest(*args, **options)
-        return self._latest
+        request = _Request(*args, **options)
+        request.on_sent = self._learn
+        return request
+
+    def _learn(self, request: aiohttp.ClientRequest) -> None:
+        self._routes[request.url] = _Route(request)
+
+    def _url_of(self, path: str) -> URL:
+        if (url := self._urls.get(path)) is None:
+            url = self._urls[path] = self._url.joinpath(path.lstrip("/"))
+        return url
 
     async def _attempt(self, path: str, body: bytes, exchange: Exchange) -> None:
         try:
@@ -316,8 +343,8 @@ class StreamClient:
                 exchange._deadline = deadline
                 if exchange._stop is not None:
                     exchange.stop(exchange._stop)
-                if (route := self._routes.get(path)) is None:
-                    await self._first(path, body, exchange)
+                if (route := self._routes.get(url := self._url_of(path))) is None:
+                    await self._first(url, body, exchange)
                 else:
                     await self._again(route, body, exchange)
         except (TimeoutError, aiohttp.ClientError, HttpProcessingError, ConnectionError, ValueError) as error:
@@ -334,26 +361,24 @@ class StreamClient:
             case TimeoutError():  # aiohttp's connect timeout is one too
                 return StreamEnd.CONNECT, f"no connection within {self._connect_timeout_s:g} s ({error})"
             case aiohttp.ClientConnectorError():
-                return StreamEnd.CONNECT, str(error)
+                told = explain(error, str(self._url))
+                return StreamEnd.CLIENT if isinstance(told, LocalFault) else StreamEnd.CONNECT, told.message
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionError():
                 return StreamEnd.RESET, str(error) or type(error).__name__
             case aiohttp.ClientPayloadError():
                 return StreamEnd.PROTOCOL, str(error)
         return StreamEnd.PROTOCOL, f"{type(error).__name__}: {error}"
 
-    async def _first(self, path: str, body: bytes, exchange: Exchange) -> None:
-        """Send as aiohttp does, and learn how to do it again."""
+    async def _first(self, url: URL, body: bytes, exchange: Exchange) -> None:
+        """Send as aiohttp does; :meth:`_learn` learns from it how to do it again."""
         assert self._session is not None, "used outside its context"
         current = [exchange]
         token = _CURRENT.set(current)
         try:
-            url = self._url.joinpath(path.lstrip("/"))
-            response = await self._session.post(url, data=body, allow_redirects=False)
+            response = await self._session.post(url, data=body, allow_redirects=False, proxy=self._proxy)
         finally:
             _CURRENT.reset(token)
             current.clear()
-        assert self._latest is not None
-        self._routes[path] = _Route(self._latest)
         await self._receive(response.status, response.headers, response.content, exchange, response)
 
     async def _again(self, route: _Route, body: bytes, exchange: Exchange) -> None:
@@ -380,6 +405,8 @@ class StreamClient:
             if status != 200:
                 exchange.body_limit = ERROR_BODY_BYTES
                 exchange.retry_after = headers.get("Retry-After")
+                if 300 <= status < 400:
+                    exchange.message = f"the server redirects to {headers.get('Location', 'nowhere')}"
                 async with asyncio.timeout(ERROR_BODY_S):
                     await self._end_of(content)
             else:

@@ -38,10 +38,9 @@ class Exchange:
 
     def stop(self, why: StreamEnd) -> None:
         """End the request from outside (stall, total time, end of stage); the connection is closed."""
-        if self._stop is None:
-            self._stop = why
-            if self._deadline is not None:
-                self._deadline.reschedule(asyncio.get_running_loop().time())
+        self._stop = self._stop or why
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
 
     def take(self, data: bytes) -> None:
         """File body bytes with the stamp of the read they came in. Called by the reader, for every HTTP chunk."""

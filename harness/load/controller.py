@@ -25,6 +25,7 @@ LINE_BYTES = 256 * 2**20
 START_S = 30.0
 #: after kill_ns the workers have this long to hand in their last records
 HAND_IN_S = 15.0
+LOOK_S = 1.0
 #: clocks of two processes of one machine that differ by more than this are not one clock
 CLOCK_SKEW_NS = 50 * NS_PER_MS
 
@@ -206,10 +207,7 @@ class Fleet:
                 worker.done.clear()
                 worker.tell(line(Tag.STAGE, order))
                 busy.append(worker)
-        bound_s = max(order.kill_ns for order in orders) / NS_PER_S - now_ns() / NS_PER_S + HAND_IN_S
-        try:
-            await asyncio.wait_for(asyncio.gather(*(worker.done.wait() for worker in busy)), bound_s)
-        except TimeoutError:
+        if not await self._ended(busy, max(order.kill_ns for order in orders)):
             for worker in busy:
                 if not worker.done.is_set():
                     worker.dead = f"load worker {worker.number} did not end its stage in time"
@@ -219,6 +217,21 @@ class Fleet:
             if worker.listener is not None and worker.listener.done():
                 worker.listener.result()
         return self._outcome
+
+    @staticmethod
+    async def _ended(busy: Sequence[_Worker], kill_ns: int) -> bool:
+        """Whether all have ended their stage HAND_IN_S after its hard end. Time in which this process was suspended does
+        not count: the workers were then too, and have as much to hand in."""
+        ends = asyncio.ensure_future(asyncio.gather(*(worker.done.wait() for worker in busy)))
+        left_s, looked_ns = HAND_IN_S, now_ns()
+        while left_s > 0:
+            await asyncio.wait({ends}, timeout=LOOK_S)
+            if ends.done():
+                return True
+            past_s, looked_ns = (now_ns() - max(kill_ns, looked_ns)) / NS_PER_S, now_ns()
+            left_s -= min(max(past_s, 0.0), 2 * LOOK_S)
+        ends.cancel()
+        return False
 
     @property
     def dead(self) -> str | None:

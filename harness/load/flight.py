@@ -92,7 +92,9 @@ class Flight:
                 sent_ns=exchange.sent_ns,
                 failure=http_failure(exchange.status),
                 http_status=exchange.status,
-                message=error_message(exchange.body()) or f"HTTP {exchange.status} with an empty body",
+                message=exchange.message
+                or error_message(exchange.body())
+                or f"HTTP {exchange.status} with an empty body",
                 end_ns=exchange.end_ns,
             )
         if exchange.status is None and end in (StreamEnd.EOF, StreamEnd.RESET, StreamEnd.CONNECT):

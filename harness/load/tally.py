@@ -9,7 +9,10 @@ from harness.errors import HarnessError, Refused, Unreachable
 from harness.record import Failure, Outcome, Record
 
 #: refusals that every further request would meet as well
-_HOPELESS = frozenset({"http_400", "http_401", "http_403", "http_404", "http_405", "http_422"})
+_REDIRECTS = ("http_301", "http_302", "http_303", "http_307", "http_308")
+_HOPELESS = frozenset(
+    {"http_400", "http_401", "http_403", "http_404", "http_405", "http_407", "http_413", "http_422", *_REDIRECTS}
+)
 #: connection failures in a row, and seconds without any success, after which the server counts as gone
 GONE_FAILURES = 5
 GONE_S = 5.0
@@ -113,4 +116,7 @@ _HINTS = {
     "http_403": "the key is not allowed to use this endpoint",
     "http_404": "check --model and --endpoint; vllm-harness probe shows what is served",
     "http_400": "vllm-harness probe shows the model and its length",
+    "http_407": "the proxy of HTTP_PROXY wants its user and password in that address, or name the host in NO_PROXY",
+    "http_413": "something on the way takes no bodies of this size; a proxy's limit?",
+    **dict.fromkeys(_REDIRECTS, "give --base-url the address it redirects to, without /v1/..."),
 }

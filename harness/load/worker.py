@@ -21,13 +21,14 @@ import orjson
 from asyncio_throttle.throttler import Throttler
 
 from harness.client import StreamClient
-from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, now_ns, process_cpu_s
+from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, now_ns, process_cpu_s, wall_time
 from harness.decode import Plan, StreamDecoder, StreamEnd
 from harness.exchange import Exchange
 from harness.load.flight import Flight, Hangar
 from harness.load.orders import Progress, Setup, StageEnd, StageOrder, Tag, line, split
 from harness.measure.gaps import GapHistogram
 from harness.record import Outcome, Record
+from harness.wire.retry import seconds_of
 from harness.workload.asked import Answer, Asked
 from harness.workload.prepare import build
 from harness.workload.text import TextPrompts
@@ -97,7 +98,8 @@ class Stage:
             # back to back, the next request is meant for the moment the last stream ended
             scheduled_ns = max(exchange.end_ns, start_ns) + int(wait_s * NS_PER_S)
             if wait_s:
-                await self._sleep_until(scheduled_ns)
+                # who would wake after the stage's end need not be waited for
+                await self._sleep_until(min(scheduled_ns, self.order.end_ns or scheduled_ns))
 
     async def _sleep_until(self, due_ns: int) -> None:
         """Sleep in steps short enough to notice a drain."""
@@ -284,10 +286,7 @@ class Worker:
     def retry_after_s(self, exchange: Exchange) -> float:
         if not self.setup.honour_retry_after or exchange.retry_after is None:
             return 0.0
-        try:
-            return max(0.0, float(exchange.retry_after))
-        except ValueError:
-            return 0.0  # an HTTP date: the back-off alone decides
+        return seconds_of(exchange.retry_after, wall_time())
 
     def cut(self) -> None:
         for flight in list(self.hangar.flying):

@@ -65,9 +65,10 @@ class Memory:
         if found := re.search(r"VmRSS:\s+(\d+) kB", status):
             self.samples[name].append((at_s, int(found[1]) * 1024))
 
-    def growth(self, name: str, settled_s: float) -> tuple[float, float, float]:
-        """Median bytes when settled and at the end, and the growth between them as a share."""
-        rows = self.samples[name]
+    def growth(self, name: str, settled_s: float, load_s: float) -> tuple[float, float, float]:
+        """Median bytes when settled and at the end of the load (what comes after it is the summary, which reads every
+        record once), and the growth between them as a share."""
+        rows = [(at_s, rss) for at_s, rss in self.samples[name] if at_s <= load_s]
         last_s = rows[-1][0]
         early = statistics.median(rss for at_s, rss in rows if settled_s <= at_s <= settled_s + SPAN_S)
         late = statistics.median(rss for at_s, rss in rows if last_s - SPAN_S <= at_s)
@@ -100,10 +101,13 @@ def watch(process: subprocess.Popen[bytes]) -> Memory:
 def print_memory(memory: Memory, minutes: float) -> bool:
     """The table of memory; whether it stayed flat."""
     settled_s = SETTLED_S if minutes >= 3 else minutes * 60 / 3
+    for name, rows in sorted(memory.samples.items()):
+        by_minute = {int(at_s // 60): rss for at_s, rss in rows}
+        print(f"{name}, MB by minute: " + " ".join(f"{rss / 1e6:.1f}" for rss in by_minute.values()))
     print(f"resident memory, MB   after {settled_s:.0f} s    at the end    growth")
     flat = True
     for name in sorted(memory.samples):
-        early, late, growth = memory.growth(name, settled_s)
+        early, late, growth = memory.growth(name, settled_s, minutes * 60)
         flat &= growth <= MOST_GROWTH
         print(f"{name:<20} {early / 1e6:>13.1f} {late / 1e6:>13.1f} {growth:>8.1%}")
     return flat

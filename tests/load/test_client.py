@@ -4,10 +4,15 @@ same connections, whatever stands between."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import gzip
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
 
 from harness.client import StreamClient
@@ -84,10 +89,80 @@ async def test_later_requests_go_through_the_proxy_of_the_first(monkeypatch: pyt
         async with StreamClient("http://gpu7.example:8000") as client:
             exchanges = [await sent(client) for _ in range(3)]
     assert [exchange.status for exchange in exchanges] == [200] * 3
-    assert ear.connections == 1
+    assert exchanges[2].reused
     assert len({tuple(sorted(head.split(b"\r\n"))) for head in ear.heads}) == 1
     assert ear.heads[0].startswith(b"POST http://gpu7.example:8000/v1/completions HTTP/1.1\r\n")
     assert b"Proxy-Authorization: Basic dXNlcjpwYXNz\r\n" in ear.heads[2]
+
+
+async def test_no_credentials_of_a_netrc_file_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They would go to any server of that name, and clash with the API key."""
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with hearing(chunked(b"data: [DONE]\n\n")) as (ear, port):
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        async with StreamClient("http://gpu7.example", headers={"Authorization": "Bearer k"}) as client:
+            await sent(client)
+    assert b"Authorization: Bearer k\r\n" in ear.heads[0]
+    assert b"Basic" not in ear.heads[0]
+
+
+async def test_a_stream_is_asked_for_as_it_is_and_read_though_it_is_compressed() -> None:
+    packed = gzip.compress(b"data: [DONE]\n\n")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with hearing(head + packed) as (ear, port), client_of(port) as client:
+        exchanges = [await sent(client) for _ in range(2)]
+    assert all(b"Accept-Encoding: identity\r\n" in heard for heard in ear.heads)
+    assert [(exchange.end, exchange.body()) for exchange in exchanges] == [(StreamEnd.EOF, b"data: [DONE]\n\n")] * 2
+
+
+async def test_a_redirect_is_not_followed_and_its_address_is_kept() -> None:
+    answer = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: https://gpu7/v1/completions\r\nContent-Length: 0\r\n\r\n"
+    async with hearing(answer) as (_, port), client_of(port) as client:
+        exchanges = [await sent(client) for _ in range(2)]
+    assert [(exchange.status, exchange.message) for exchange in exchanges] == [
+        (307, "the server redirects to https://gpu7/v1/completions")
+    ] * 2
+
+
+async def test_an_ipv6_address_is_reached() -> None:
+    ear = Ear(chunked(b"data: [DONE]\n\n"))
+    try:
+        server = await asyncio.start_server(ear.hear, "::1", 0)
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    async with server, StreamClient(f"http://[::1]:{server.sockets[0].getsockname()[1]}") as client:
+        exchanges = [await sent(client) for _ in range(2)]
+    assert [exchange.body() for exchange in exchanges] == [b"data: [DONE]\n\n"] * 2
+    assert b"Host: [::1]:" in ear.heads[0]
+
+
+async def test_a_request_stopped_before_its_send_is_not_sent() -> None:
+    async with hearing(chunked(b"data: [DONE]\n\n")) as (ear, port), client_of(port) as client:
+        exchange = Exchange(started_ns=now_ns())
+        exchange.stop(StreamEnd.CANCELLED)
+        await client.send("/v1/completions", b"{}", exchange)
+    assert (exchange.end, exchange.status, ear.heads) == (StreamEnd.CANCELLED, None, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "message"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "no"), StreamEnd.CONNECT, "gpu7:8000 refused the connection"),
+        (OSError(errno.EMFILE, "Too many open files"), StreamEnd.CLIENT, "may open no more files"),
+    ],
+)
+async def test_why_there_is_no_connection_says_whose_fault_it_is(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, end: StreamEnd, message: str
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise aiohttp.ClientConnectorError(SimpleNamespace(), error)  # type: ignore[arg-type]
+
+    async with StreamClient("http://gpu7:8000") as client:
+        monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", fail)
+        exchange = await sent(client)
+    assert exchange.end is end
+    assert message in (exchange.message or "")
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
