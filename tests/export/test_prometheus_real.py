@@ -41,7 +41,7 @@ class Observed:
     url: str
     began: float
     ended: float
-    #: series of the run just before it ended
+    #: every series of the run that was there at one of two looks a second
     live: list[dict[str, Any]]
     ramp: str
 
@@ -170,10 +170,10 @@ def watch_a_run(folder: Path, processes: Processes) -> Observed:
         "--out",
         str(folder / "run"),
     )
-    seen: list[dict[str, Any]] = []
+    seen: dict[str, dict[str, Any]] = {}
     while ramp.poll() is None:
         now = ask(url, "query", query='{job="vllm-harness", __name__=~"vllm_harness_.+"}')["result"]
-        seen = now or seen
+        seen |= {json.dumps(series["metric"], sort_keys=True): series for series in now}
         time.sleep(0.5)
     ended = time.time()
     assert ramp.stdout is not None
@@ -181,7 +181,7 @@ def watch_a_run(folder: Path, processes: Processes) -> Observed:
     assert ramp.returncode == 0, said + (folder / "stderr").read_text()
     # the next scrape fails, and Prometheus marks what the one before it saw as stale
     wait_for(lambda: ask(url, "query", query='up{job="vllm-harness"} == 0')["result"], "the end of the run's series")
-    return Observed(url, began, ended, seen, said)
+    return Observed(url, began, ended, list(seen.values()), said)
 
 
 def expressions() -> list[tuple[str, str]]:
