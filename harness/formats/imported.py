@@ -40,6 +40,8 @@ _BLANK: Row = orjson.loads(
 )
 #: what a live run notes of itself
 _OPTIONS = ("seed", "processes", "scrape_interval_s", "stall_timeout_s", "request_timeout_s", "grace_s")
+#: of a whole run that its steady part has to be, for its numbers to pass for a level's
+STEADY_SHARE = 0.75
 #: room for the rounding of sums at the end of a whole run, seconds
 _ROOM_S = 1e-6
 
@@ -173,19 +175,21 @@ def _measured(index: int, stage: ImportedStage, requests: Requests, rule: Window
 
 
 def _whole(requests: Requests, load: StageLoad) -> Window | None:
-    """All requests, from the first send to the last end; what the steady part would be is said beside."""
+    """All requests, from the first send to the last end. It counts as steady where the rule of a live run finds a steady
+    window that is nearly all of it: then fill and drain weigh little, and the numbers are those of a level."""
     trace = requests.trace
     starts, ends = spans(trace)
     if not len(starts):
         return None
     start_s, end_s = float(starts.min()), float(ends.max())
-    steady = find_window(trace, load, spread_evenly(trace, count_tokens(trace, requests.deltas)))
-    reasons = [
-        "imported whole: fill and drain are in these numbers, as in the other tool's (--window steady leaves them out)"
-    ]
-    if steady is not None and not steady.steady:
-        reasons += steady.reasons
-    return Window(start_s=start_s, end_s=end_s + _ROOM_S, steady=False, reasons=tuple(reasons))
+    found = find_window(trace, load, spread_evenly(trace, count_tokens(trace, requests.deltas)))
+    reasons = () if found is None else found.reasons
+    share = 0.0 if found is None else found.length_s / (end_s - start_s)
+    if not reasons and share < STEADY_SHARE:
+        reasons = (
+            f"not steady: imported whole, and {1 - share:.0%} of it is fill and drain (--window steady leaves them out)",
+        )
+    return Window(start_s=start_s, end_s=end_s + _ROOM_S, steady=not reasons, reasons=reasons)
 
 
 def _carried_over(index: int, stage: ImportedStage) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def read(files: Sequence[tuple[str, Mapping[str, Any]]]) -> ImportedRun:
         format=FORMAT,
         tool_version=None,
         model=str(first.get("model_id") or ""),
-        base_url="",
+        base_url="(not in the file)",
         endpoint="chat" if endpoint == "chat" else "completions",
         started=_date(first.get("date")),
         stages=[_stage(name, document) for name, document in files],
