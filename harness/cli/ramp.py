@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.cli.live import LiveView, QuietView
-    from harness.load.run import RampOptions
+    from harness.load.run import RampOptions, Run
     from loadprofiles.profile import Profile
 
 DEFAULT_DURATION = "30s"
@@ -50,6 +51,13 @@ def command(
     endpoint: Annotated[
         str | None,
         typer.Option(help="completions (token ids, exact lengths) or chat (text, lengths learned from the server)."),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Ask the prompts of a file: ShareGPT-like JSON, or JSONL with a prompt a line; through chat unless said.",
+        ),
     ] = None,
     profile: Annotated[
         str | None,
@@ -112,9 +120,11 @@ def command(
             requests=requests,
             ramp_up=ramp_up,
             think=think,
-            workload={"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "endpoint": endpoint},
+            workload=_workload(prompt_tokens, output_tokens, endpoint, dataset),
         )
     else:
+        if dataset is not None:
+            raise UsageError("--dataset and --profile both say what is asked", f"give --set workload.file={dataset}")
         levels = {
             "--users": users,
             "--request-rate": request_rate,
@@ -178,13 +188,17 @@ def execute(options: RampOptions, *, json: bool, quiet: bool, report: bool = Tru
         if report and run.stages:
             _report(options.out, view)
         if json and run.stages:
-            _print_json(options, run.stages)
+            _print_json(options, run)
         elif run.stages and not quiet:
             out = Display(width=None if sys.stdout.isatty() else 140)
             out.print(stage_table(run.stages))
             for stage in run.stages:
                 for reason in stage["reasons"]:
                     out.print(f"  stage {stage['index'] + 1}: {reason}", style="yellow", highlight=False)
+            for line in _slo_lines(run.stages):
+                out.print(line, highlight=False)
+            if run.answer is not None:
+                out.print(run.answer.sentence, style="bold", highlight=False)
             out.print(f"written to {options.out}", highlight=False)
     return run.stages
 
@@ -201,13 +215,32 @@ def _report(folder: Path, view: LiveView | QuietView) -> None:
         view.says(f"no report was written: {error.message}")
 
 
-def _print_json(options: RampOptions, stages: list[dict[str, Any]]) -> None:
+def _slo_lines(stages: list[dict[str, Any]]) -> Iterator[str]:
+    """By tier, the share of the requests that met it at each level, and the goodput."""
+    from harness.cli.live import level_of
+
+    tiers = max((len(stage["slo"] or ()) for stage in stages), default=0)
+    for number in range(tiers):
+        rows = [(stage, stage["slo"][number]) for stage in stages if stage["slo"]]
+        limits = ", ".join(f"{name.upper()} <= {limit:g} ms" for name, limit in rows[0][1]["limits_ms"].items())
+        yield f"within {limits}:"
+        for stage, tier in rows:
+            if tier["attainment"] is None:
+                yield f"  {level_of(stage):>5}  -"
+                continue
+            yield (
+                f"  {level_of(stage):>5}  {tier['attainment']:4.0%} of {tier['of']} requests"
+                f" ({tier['low']:.0%} to {tier['high']:.0%}), {tier['goodput_per_s']:.3g} good ones a second"
+            )
+
+
+def _print_json(options: RampOptions, run: Run) -> None:
     import orjson
 
     from harness.cli.display import print_document
     from harness.store import SCHEMA_VERSION
 
-    document = {"schema_version": SCHEMA_VERSION, "out": str(options.out), "stages": stages}
+    document = {"schema_version": SCHEMA_VERSION, "out": str(options.out), "stages": run.stages, **run.found()}
     print_document(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
@@ -283,6 +316,19 @@ def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise UsageError(f"{option}: expected {' or '.join(known)}, not {value!r}")
     return value
+
+
+def _workload(
+    prompt_tokens: int | None, output_tokens: int | None, endpoint: str | None, dataset: Path | None
+) -> dict[str, Any]:
+    if dataset is None:
+        return {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "endpoint": endpoint}
+    from harness.workload.dataset import format_of
+
+    if prompt_tokens is not None:
+        raise UsageError("--prompt-tokens and --dataset both say what the prompts are", "leave one of them out")
+    chosen = {"kind": "dataset", "file": str(dataset), "format": format_of(dataset)}
+    return {**chosen, "output_tokens": output_tokens, "endpoint": endpoint}
 
 
 def _levels(

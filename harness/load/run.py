@@ -361,10 +361,9 @@ class Run:
             if self._over:
                 return
         self.answer = step
-        self._write_document(lambda writer: writer.write_summary(self.stages, **self._found()))
-        self._view.says(step.sentence)
+        self._write_document(lambda writer: writer.write_summary(self.stages, **self.found()))
 
-    def _found(self) -> dict[str, Any]:
+    def found(self) -> dict[str, Any]:
         """What ``summary.json`` holds beside the stages."""
         return {} if self.answer is None else {"search": self.answer.to_dict()}
 
