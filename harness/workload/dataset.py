@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from harness.errors import UsageError
 from harness.workload.asked import PATHS, Answer, Asked, Endpoint, body_of
@@ -49,6 +49,18 @@ def _spoken(part: Any) -> tuple[str, str]:
     if not isinstance(speaker, str) or not isinstance(text, str):
         raise ValueError("expected 'from' and 'value' (or 'role' and 'content') in every part of a conversation")
     return speaker, text
+
+
+def format_of(file: Path) -> Literal["sharegpt", "jsonl"]:
+    """What a file looks like, by its first row.
+
+    Raises:
+        UsageError: it cannot be read, or holds no row.
+    """
+    for row in read_rows(file):
+        said = "conversations" in row.value or ("messages" in row.value and "prompt" not in row.value)
+        return "sharegpt" if said else "jsonl"
+    raise UsageError(f"{file} is empty", "give ShareGPT-like JSON, or JSONL with a prompt a line")
 
 
 def prompt_of(row: dict[str, Any], spec: Dataset) -> Any:

@@ -61,7 +61,19 @@ def write(folder: Path, records: int) -> None:
         "workload": workload,
         "stages": [{"users": load.users, "requests": records // len(LEVELS)} for load in loads],
     }
-    writer.write_run({"deployment": probed.to_dict(), "profile": profile, "versions": {}, "options": {"seed": 0}})
+    writer.write_run(
+        {
+            "deployment": probed.to_dict(),
+            "profile": profile,
+            "versions": {"vllm-harness": "0", "python": "3"},
+            "started": "2026-11-30T12:00:00+00:00",
+            "ended": "2026-11-30T14:00:00+00:00",
+            "options": {"seed": 0, "slo_ms": {}},
+            "selftest": None,
+            "host": {"system": "made up", "machine": None, "cores": None},
+            "command": ["vllm-harness", "ramp"],
+        }
+    )
     writer.close()
     found = read_run(folder).requests()
     stages: list[dict[str, Any]] = [

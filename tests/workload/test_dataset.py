@@ -10,6 +10,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.workload.asked import Workload
+from harness.workload.dataset import format_of
 from harness.workload.prepare import Prepared, build, prepared
 from harness.workload.text import TextPrompts
 from loadprofiles.profile import parse_profile
@@ -108,3 +109,11 @@ def test_no_more_rows_are_read_than_asked_for(tmp_path: Path) -> None:
     file = lines(tmp_path / "x", [{"prompt": "a"}, {"prompt": "b"}, 3])
     workload = {"kind": "dataset", "file": str(file), "max_rows": 2, "order": "as_written"}
     assert [body["messages"][0]["content"] for body in asked(workload, count=3)] == ["a", "b", "a"]
+
+
+def test_a_file_says_itself_which_format_it_is(tmp_path: Path) -> None:
+    assert format_of(lines(tmp_path / "a", SHAREGPT)) == "sharegpt"
+    assert format_of(lines(tmp_path / "b", [{"messages": [{"role": "user", "content": "u"}]}])) == "sharegpt"
+    assert format_of(lines(tmp_path / "c", [{"prompt": "p"}])) == "jsonl"
+    with pytest.raises(UsageError, match="is empty"):
+        format_of(lines(tmp_path / "d", []))
