@@ -22,6 +22,7 @@ TIMED = (
     "vllm/",
     "twin/test_twin_server",
     "twin/test_twin_command",
+    "ui/",
 )
 
 

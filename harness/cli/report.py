@@ -60,11 +60,9 @@ def compared(run: RunData) -> Compared:
     lengths = document["prompt_tokens_mean"], document["output_tokens_mean"]
     comparison = document["comparison"]
     if not comparison.levels:
-        return Compared(why="no valid stage held a number of users", prompt_tokens=lengths[0], output_tokens=lengths[1])
+        return Compared(why="no valid stage held a number of users")
     return Compared(
         comparison=comparison,
-        prompt_tokens=lengths[0],
-        output_tokens=lengths[1],
         sentences=sentences(comparison, *lengths),
     )
 

@@ -21,13 +21,14 @@ from harness.errors import LocalFault
 from harness.export import report_sections as sections
 from harness.export.charts import draw
 from harness.export.markup import Markup, element, join
-from harness.export.report_curves import curves, of_calibration, over_time
+from harness.export.report_curves import curves, groups, of_calibration, over_time
 from harness.export.timeline import timeline
 
 if TYPE_CHECKING:
     from calibration.calibration_file import Calibration
     from calibration.compare import Comparison
     from harness.export.charts import Series
+    from harness.export.report_curves import Group
     from harness.store import RunData
 
 NAME = "report.html"
@@ -41,8 +42,6 @@ class Compared:
     """
 
     comparison: Comparison | None = None
-    prompt_tokens: float | None = None
-    output_tokens: float | None = None
     sentences: Sequence[str] = ()
     why: str = ""
 
@@ -82,9 +81,10 @@ def report_body(run: RunData, compared: Compared, calibration: Calibration | Non
     """What stands inside the report, for the page to show as well."""
     comparison = compared.comparison
     wall = comparison.prediction.interval if comparison is not None and comparison.prediction is not None else None
-    predictions, refused = _predictions(run, compared, calibration)
+    found = groups(run.stages)
+    predictions, refused = _predictions(found, calibration)
     line = timeline(run.scrapes())
-    drawn = [draw(chart) for chart in curves(run.stages, predictions, wall)]
+    drawn = [draw(chart) for chart in curves(found, predictions, wall if len(found) == 1 else None)]
     watched = [draw(chart) for chart in over_time(line, run.stages)]
     return join(
         sections.head(run, comparison, compared.why),
@@ -103,15 +103,14 @@ def report_body(run: RunData, compared: Compared, calibration: Calibration | Non
     )
 
 
-def _predictions(run: RunData, compared: Compared, calibration: Calibration | None) -> tuple[dict[str, Series], str]:
-    """Predicted curves by metric; or none, and why."""
-    users = [float(s["users"]) for s in run.stages if s["valid"] and s["users"] and s["request_rate"] is None]
-    if calibration is None or not users or compared.prompt_tokens is None or compared.output_tokens is None:
-        return {}, ""
+def _predictions(found: Sequence[Group], calibration: Calibration | None) -> tuple[list[dict[str, Series]], str]:
+    """Predicted curves of each group by metric; or none, and why."""
+    if calibration is None or not found:
+        return [], ""
     try:
-        return of_calibration(calibration, compared.prompt_tokens, compared.output_tokens, users), ""
+        return of_calibration(calibration, found), ""
     except InputError as error:
-        return {}, error.message
+        return [], error.message
 
 
 def write_report(path: Path, html: str) -> None:

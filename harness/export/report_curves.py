@@ -20,6 +20,8 @@ Stage = Mapping[str, Any]
 
 #: points of a predicted curve between the levels of a run
 BETWEEN = 9
+#: request lengths that are drawn apart, and how far two may differ and be one
+MOST_LENGTHS, _SAME_LENGTH = 4, 0.05
 #: users span more than this from least to most: a logarithmic axis
 _LOG_SPAN = 6.0
 
@@ -78,81 +80,138 @@ def predicted_series(
     )
 
 
-def of_calibration(
-    calibration: Calibration, prompt_tokens: float, output_tokens: float, users: Sequence[float]
-) -> dict[str, Series]:
-    """What a calibration predicts for these lengths, by metric, at the levels of the run and between them: as ``predict``
-    does, so from the wall on by the twin.
+class Group(NamedTuple):
+    """Valid stages of one request length, by users, ascending; lengths are means, in tokens."""
+
+    prompt_tokens: float
+    output_tokens: float
+    stages: tuple[Stage, ...]
+
+    @property
+    def users(self) -> list[float]:
+        """Its levels, each once."""
+        return sorted({float(stage["users"]) for stage in self.stages})
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt_tokens:.0f} + {self.output_tokens:.0f} tokens"
+
+    def at(self, users: float) -> list[Stage]:
+        return [stage for stage in self.stages if stage["users"] == users]
+
+
+def groups(stages: Sequence[Stage]) -> list[Group]:
+    """The valid stages of a number of users that have token counts, by the lengths of their requests: those with the most
+    stages first, as many as a drawing can tell apart."""
+    found: dict[tuple[float, float], list[Stage]] = {}
+    for stage in stages:
+        lengths = stage["totals"]["prompt_tokens_mean"], stage["totals"]["output_tokens_mean"]
+        if not stage["valid"] or not _is_level(stage) or None in lengths:
+            continue
+        key = next((known for known in found if _alike(known, lengths)), lengths)
+        found.setdefault(key, []).append(stage)
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_LENGTHS]
+    return [Group(*lengths, tuple(sorted(rows, key=lambda s: int(s["users"])))) for lengths, rows in ranked]
+
+
+def _is_level(stage: Stage) -> bool:
+    return stage["request_rate"] is None and bool(stage["users"])
+
+
+def _alike(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return all(abs(x - y) <= _SAME_LENGTH * max(x, y) for x, y in zip(a, b, strict=True))
+
+
+def of_calibration(calibration: Calibration, found: Sequence[Group]) -> list[dict[str, Series]]:
+    """What a calibration predicts for each group, by metric, at its levels and between them: as ``predict`` does, so from
+    the wall on by the twin.
 
     Raises:
         InputError: its deployment cannot be rebuilt.
     """
-    shape = Shape(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     stages = [(stage.observation.users, stage.observation.shape) for stage in calibration.used]
     predictor = Predictor(serving(calibration.rebuild_deployment()), calibration.factors, measured_loads(stages))
-    between = {round(n) for n in spread(min(users), max(users), BETWEEN)}
-    at, found = [], []
-    for n in sorted(between | {round(n) for n in users}):
+    return [_of_group(predictor, group, i, alone=len(found) == 1) for i, group in enumerate(found, 1)]
+
+
+def _of_group(predictor: Predictor, group: Group, place: int, *, alone: bool) -> dict[str, Series]:
+    shape = Shape(prompt_tokens=group.prompt_tokens, output_tokens=group.output_tokens)
+    between = {round(n) for n in spread(min(group.users), max(group.users), BETWEEN)}
+    at, predictions = [], []
+    for n in sorted(between | {round(n) for n in group.users}):
         prediction = predictor.predict(Load(shape=shape, users=n), percentiles=False)
         assert isinstance(prediction, Prediction), "only a rate can overload"
         at.append(float(n))
-        found.append(prediction)
+        predictions.append(prediction)
     by_metric = {
-        "throughput": [p.output_tokens_per_s for p in found],
-        "ttft": [p.ttft_s for p in found],
-        "tpot": [p.tpot_s for p in found],
+        "throughput": [p.output_tokens_per_s for p in predictions],
+        "ttft": [p.ttft_s for p in predictions],
+        "tpot": [p.tpot_s for p in predictions],
     }
-    return {m.key: predicted_series("predicted", at, by_metric[m.key], m.scale, 2) for m in METRICS}
+    name, look = ("predicted", 2) if alone else (f"{group.name}, predicted", place)
+    return {m.key: predicted_series(name, at, by_metric[m.key], m.scale, look) for m in METRICS}
 
 
-def curves(stages: Sequence[Stage], predictions: Mapping[str, Series], wall: tuple[float, float] | None) -> list[Chart]:
-    """Throughput, TTFT and TPOT over users, of valid stages; ``wall`` is the predicted interval of the first limit."""
-    rows = sorted((s for s in stages if s["valid"] and _is_level(s)), key=lambda s: s["users"])
-    if not rows:
+def curves(
+    found: Sequence[Group], predictions: Sequence[Mapping[str, Series]], wall: tuple[float, float] | None
+) -> list[Chart]:
+    """Throughput, TTFT and TPOT over users, measured and predicted; ``wall`` is the predicted interval of the first limit."""
+    if not found:
         return []
-    users = [float(s["users"]) for s in rows]
+    users = [n for group in found for n in group.users]
     axis = Axis(label="users", log=max(users) / min(users) >= _LOG_SPAN)
     marks = [] if wall is None else [Mark(label="predicted first limit", low=wall[0], high=wall[1])]
-    return [
-        _curve(metric, axis, rows, users, [predictions[metric.key]] if metric.key in predictions else [], marks)
-        for metric in METRICS
-    ]
-
-
-def _is_level(stage: Stage) -> bool:
-    return stage["request_rate"] is None and stage["users"] is not None
+    return [_curve(metric, axis, found, predictions, marks) for metric in METRICS]
 
 
 def _curve(
-    metric: Metric, axis: Axis, rows: Sequence[Stage], users: list[float], more: list[Series], marks: list[Mark]
+    metric: Metric, axis: Axis, found: Sequence[Group], predictions: Sequence[Mapping[str, Series]], marks: list[Mark]
 ) -> Chart:
-    if metric.key == "throughput":
-        measured = [
-            _with_intervals("measured", rows, users, "output_tokens_per_s", [s["output_tokens_per_s"] for s in rows])
-        ]
-    else:
-        key = f"{metric.key}_ms"
-        mean = _with_intervals("measured mean", rows, users, key, [s[key]["mean"] for s in rows])
-        tail = Series(name="measured p99", x=users, y=[s[key]["p99"] for s in rows], style="trace", look=3)
-        measured = [mean, tail]
-    sure = bool(measured[0].low)
+    series = [predicted_of[metric.key] for predicted_of in predictions]
+    for place, group in enumerate(found, 1):
+        series += _measured(metric, group, place, alone=len(found) == 1)
+    repeated = any(len(group.at(n)) > 1 for group in found for n in group.users)
+    said = ["Whiskers are 90 % intervals of the mean."] if any(s.style == "measured" and s.low for s in series) else []
+    said += ["A level that was repeated is the mean of its passes."] if repeated else []
     return Chart(
         key=f"curve-{metric.key}",
         title=metric.title,
         x=axis,
         y=Axis(label=metric.unit),
-        series=[*more, *measured],
+        series=series,
         marks=marks,
-        note="Whiskers are 90 % intervals of the mean." if sure else "",
+        note=" ".join(said),
     )
 
 
-def _with_intervals(name: str, rows: Sequence[Stage], users: list[float], key: str, y: list[float | None]) -> Series:
-    """A measured curve with the intervals that the summary has of its means; runs of older versions have none."""
-    ends = [(stage.get("intervals") or {}).get(key) for stage in rows]
+def _measured(metric: Metric, group: Group, place: int, *, alone: bool) -> list[Series]:
+    if metric.key == "throughput":
+        name = "measured" if alone else f"{group.name}, measured"
+        return [_with_intervals(name, group, "output_tokens_per_s", place)]
+    key = f"{metric.key}_ms"
+    if not alone:
+        return [_with_intervals(f"{group.name}, measured mean", group, key, place)]
+    tail = [_mean([stage[key]["p99"] for stage in group.at(n)]) for n in group.users]
+    p99 = Series(name="measured p99", x=group.users, y=tail, style="trace", look=3)
+    return [_with_intervals("measured mean", group, key, place), p99]
+
+
+def _with_intervals(name: str, group: Group, key: str, look: int) -> Series:
+    """A measured curve with the intervals that the summary has of its means; runs of older versions have none. Of passes of
+    one level the widest ends."""
+    rows = [group.at(n) for n in group.users]
+    y = [_mean([stage[key] if key == "output_tokens_per_s" else stage[key]["mean"] for stage in row]) for row in rows]
+    ends = [[found for stage in row if (found := (stage.get("intervals") or {}).get(key))] for row in rows]
     if not any(ends):
-        return Series(name=name, x=users, y=y)
-    return Series(name=name, x=users, y=y, low=[e and e["low"] for e in ends], high=[e and e["high"] for e in ends])
+        return Series(name=name, x=group.users, y=y, look=look)
+    low = [min((end["low"] for end in some), default=None) for some in ends]
+    high = [max((end["high"] for end in some), default=None) for some in ends]
+    return Series(name=name, x=group.users, y=y, low=low, high=high, look=look)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def over_time(line: Timeline, stages: Sequence[Stage]) -> list[Chart]:
