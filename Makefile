@@ -6,7 +6,7 @@ VLLM := .venv-vllm
 MODEL := .cache/smollm2
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint test-vllm bench clean
+.PHONY: help demo test lint test-vllm calibrate-vllm bench clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*:\) .*## /\1 /p' $(MAKEFILE_LIST)
@@ -44,7 +44,10 @@ $(VLLM)/recipe.json: tests/vllm/install.py
 	@touch $@
 
 test-vllm: $(VENV)/test $(VLLM)/recipe.json  ## tests against a real vLLM 0.32.0 on CPU
-	VLLM_PYTHON=$(VLLM)/bin/python VLLM_MODEL=$(MODEL) $(BIN)/python -m pytest -m vllm tests/vllm
+	VLLM_PYTHON=$(VLLM)/bin/python VLLM_MODEL=$(MODEL) $(BIN)/python -m pytest -m "vllm and not bench" tests/vllm
+
+calibrate-vllm: $(VENV)/test $(VLLM)/recipe.json  ## calibrate a real vLLM, hold it to loads it did not see (15 minutes)
+	VLLM_PYTHON=$(VLLM)/bin/python VLLM_MODEL=$(MODEL) $(BIN)/python -m pytest -m "vllm and bench" -s tests/vllm/test_calibrate_real.py
 
 bench: $(VENV)/test  ## measurements: the client against a ruler, the decoder, the model's speed
 	$(BIN)/python -m pytest -m bench -s tests/bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from calibration.calibration_file import (
     DeploymentRecord,
     FactorFinding,
     FitRecord,
+    HeldOut,
     LeftOut,
     RunRecord,
     UsedStage,
@@ -20,9 +21,11 @@ from calibration.calibration_file import (
 from calibration.deployment import Deployment
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, FactorSet
-from calibration.fit import OWN_STAGES, Fit, fit
+from calibration.fit import FEWEST_OBSERVATIONS, OWN_STAGES, Fit, fit
 from calibration.observation import Observation
+from calibration.prediction import propagate
 from calibration.priors import prior_factors
+from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
 from calibration.stages import Reading, read_stage
 
@@ -87,8 +90,6 @@ def _wall_users(served: Serving, stage: Mapping[str, Any]) -> float | None:
     prompt, output = stage["totals"]["prompt_tokens_mean"], stage["totals"]["output_tokens_mean"]
     if prompt is None or output is None or prompt + output > served.deployment.max_model_len:
         return None
-    from calibration.queueing import Shape
-
     wall = served.wall(Shape(prompt_tokens=prompt, output_tokens=output))
     return None if wall is None else wall[1]
 
@@ -122,7 +123,7 @@ def calibrate(
         factors=found.factors,
         used=stages,
         left_out=tuple(left_out),
-        held_out=(),
+        held_out=tuple(_held_out(served, prior, [stage.observation for stage in stages])),
         fit=_fit_record(found),
         runs=tuple(run.record for run in runs),
         notes=tuple(_notes(found, stages)),
@@ -181,3 +182,32 @@ def _notes(found: Fit, stages: Sequence[UsedStage]) -> list[str]:
             "not settled, or streams that waited where no time was taken"
         )
     return notes
+
+
+def _held_out(served: Serving, prior: FactorSet, observations: Sequence[Observation]) -> Iterator[HeldOut]:
+    """The top level of every shape that was run at several, predicted by a fit that did not see any of them; nothing
+    where too few stages are left for one."""
+    by_shape: dict[tuple[int, int, float], list[Observation]] = {}
+    for o in observations:
+        by_shape.setdefault(_shape_of(o), []).append(o)
+    tops = [max(sweep, key=lambda o: o.users) for sweep in by_shape.values() if len({o.users for o in sweep}) > 1]
+    rest = [o for o in observations if not any(_shape_of(o) == _shape_of(top) and o.users == top.users for top in tops)]
+    if not tops or len(rest) < FEWEST_OBSERVATIONS:
+        return
+    factors = fit(served, prior, rest, OWN_STAGES).factors
+    for top in tops:
+        said = propagate(lambda f, o=top: _point(served, f, o), factors, "extrapolated")  # type: ignore[misc]
+        for metric, measured in (("tpot", top.tpot_s), ("ttft", top.ttft_s)):
+            if measured is not None:
+                yield HeldOut(top.label, metric, measured, said[metric].value, said[metric].low, said[metric].high)
+
+
+def _point(served: Serving, factors: FactorSet, o: Observation) -> dict[str, float]:
+    # the stages ran below the wall, so the pool has no say
+    point = closed_loop(served._replace(pool=None).server(factors, o.shape), o.shape, o.users)
+    return {"tpot": point.tpot_s, "ttft": point.ttft_s}
+
+
+def _shape_of(o: Observation) -> tuple[int, int, float]:
+    """Lengths to the token: measured means of one shape differ by less."""
+    return round(o.shape.prompt_tokens), round(o.shape.output_tokens), o.shape.think_s

@@ -32,15 +32,15 @@ Floats = npt.NDArray[np.float64]
 #: over these, and the last ones drain
 START_LIVES = 1.0
 SETTLE_LIVES = 1.0
-MEASURED_LIVES = 2.6
+MEASURED_LIVES = 3.0
 _DRAIN_LIVES = 0.7
 #: a window has some scrapes and some tokens, however fast the server
 LEAST_WINDOW_S = 4.0
 #: between two stages
 _BETWEEN_S = 0.8
 _MOST_STRETCH = 3.0
-#: where the server is slow for the budget: hardly two lives measured, and whoever began early counts
-BRIEF_START_LIVES, BRIEF_MEASURED_LIVES = 0.7, 2.15
+#: where the server is slow for the budget: little more than two lives measured, and whoever began early counts
+BRIEF_START_LIVES, BRIEF_MEASURED_LIVES = 0.7, 2.6
 #: no stage takes a larger share of the budget
 _MOST_SHARE = 0.3
 #: relative error of a stage's mean about the model, of TPOT and TTFT
@@ -297,7 +297,9 @@ def _stage(
     else:
         start, settle, measured = START_LIVES, SETTLE_LIVES, MEASURED_LIVES
     start_s, warm_s = min(start * life_s, bound_s / 3), settle * life_s
-    duration_s = min(start_s + warm_s + max(LEAST_WINDOW_S, measured * life_s), bound_s)
+    measured_s = start_s + warm_s + max(LEAST_WINDOW_S, measured * life_s)
+    # a scout ends by count where it can, for how long that takes is what it is to find out
+    duration_s = measured_s if requests is None else bound_s
     return DesignedStage(
         users=users,
         prompt_tokens=shape[0],
@@ -305,7 +307,7 @@ def _stage(
         ramp_up_s=start_s,
         warm_up_s=start_s + warm_s if warm_s else 0.0,
         duration_s=duration_s,
-        expected_s=duration_s + _DRAIN_LIVES * life_s + _BETWEEN_S,
+        expected_s=min(duration_s, measured_s) + _DRAIN_LIVES * life_s + _BETWEEN_S,
         purpose=purpose,
         requests=requests,
     )

@@ -1,9 +1,11 @@
 """A stage of ``summary.json`` as an observation, or left out with the reason. Pure.
 
-Used is what a closed loop below the wall gave in a steady window, undisturbed. Where the load had settled before the window
-(a warm-up of the users' start and a request's life), TPOT is the mean over requests: each saw every other one pass by.
-Else that of the window's requests began while users were still coming, and it is the mean gap between tokens where each
-token came in a chunk of its own: every gap of the window counts, those of streams under way too. How many decoded beside a stream follows from Little's law and the client's own times; the server's gauge counts
+Used is what a closed loop below the wall gave in a steady window, undisturbed; one that only was too short to be called
+steady counts for less. Where the load had settled before the window (a warm-up of the users' start and a request's life),
+TPOT is the mean over requests: each saw every other one pass by. Else some of the window's requests began while users were
+still coming, and it is the mean gap between tokens where each token came in a chunk of its own: every gap of the window
+counts, those of streams under way too. How many decoded beside a stream follows from Little's law and the client's own
+times; the server's gauge counts
 sequences whose prompt is still computed as running, so it stands beside as a check.
 """
 
@@ -28,6 +30,8 @@ _REQUESTS_OF_A_USER = 2
 _MOST_OF_A_LIFE = 0.8
 #: a mean of few requests is never surer than this
 _LEAST_LOG_SD = 1e-3
+#: what a window too short to be called steady is worth
+_SHORT_LOG_SD = {"tpot_ms": 0.02, "ttft_ms": 0.06}
 #: a stage whose means are less sure than this tells nothing
 _MOST_LOG_SD = 0.5
 
@@ -137,10 +141,24 @@ def _reason(stage: Mapping[str, Any], max_num_seqs: int | None, wall_users: floa
         return f"beyond the wall: the pool holds {wall_users:.1f} streams on average"
     if max_num_seqs is not None and users > max_num_seqs:
         return f"beyond the limit max_num_seqs of {max_num_seqs}"
-    if stage["window"] is None or (not stage["window"]["steady"] and not unsteady):
-        faults = [text.removeprefix("not steady: ") for text in stage["reasons"] if text.startswith("not steady")]
-        return f"not steady: {'; '.join(faults) or 'no window'}"
+    window = stage["window"]
+    if window is None or (not window["steady"] and not unsteady and not _is_only_short(stage)):
+        return f"not steady: {'; '.join(_faults(stage)) or 'no window'}"
     return ""
+
+
+def _faults(stage: Mapping[str, Any]) -> list[str]:
+    """Why a stage is not steady."""
+    return [text.removeprefix("not steady: ") for text in stage["reasons"] if text.startswith("not steady")]
+
+
+def _is_only_short(stage: Mapping[str, Any]) -> bool:
+    """Nothing moved in the window, it only was too short to be sure: it counts, for what a short window is worth."""
+    window, life_ms = stage["window"], stage["e2e_ms"]["mean"]
+    faults = _faults(stage)
+    short = bool(faults) and all(text.startswith("too short") for text in faults)
+    enough = stage["requests"]["ok"] >= stage["users"] and life_ms is not None
+    return short and enough and (window["end_s"] - window["start_s"]) * 1e3 >= life_ms
 
 
 def _waiting(server: Mapping[str, Any]) -> float | None:
@@ -187,7 +205,8 @@ def _log_sd(stage: Mapping[str, Any], key: str, users: float) -> float:
         error = stats["std"] / math.sqrt(max(1.0, stats["n"] / users))
     else:
         return _MOST_LOG_SD
-    return float(max(_LEAST_LOG_SD, error / stats["mean"]))
+    least = _LEAST_LOG_SD if stage["window"]["steady"] else _SHORT_LOG_SD[key]
+    return float(max(least, error / stats["mean"]))
 
 
 def _step(stage: Mapping[str, Any], shape: Shape, users: float) -> tuple[float | None, float | None, float]:

@@ -98,6 +98,13 @@ def sentences(calibration: Calibration) -> list[str]:
             f"Little's law, which no fit saw, meets the measured throughput within {sum(little) / len(little):.1%} on average,"
             f" {max(little):.1%} at worst."
         )
+    for metric, name in (("tpot", "TPOT"), ("ttft", "TTFT")):
+        missed = [abs(row.predicted / row.measured - 1) for row in calibration.held_out if row.metric == metric]
+        if missed:
+            said.append(
+                f"Fitted without the top level of each shape, {name} there is predicted within {sum(missed) / len(missed):.1%} on"
+                f" average, {max(missed):.1%} at worst."
+            )
     condition = calibration.fit.condition
     said.append(
         "The design cannot tell its factors apart (singular)."

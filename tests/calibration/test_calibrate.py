@@ -102,11 +102,16 @@ def test_an_unknown_gpu_has_wide_priors() -> None:
 def test_too_few_stages_say_why_each_was_left_out() -> None:
     s = served()
     stages = stages_of(s, truth_of(s, 4), shapes=[(64, 64)], levels=[1, 2, 4])
-    stages[1]["window"]["steady"], stages[1]["reasons"] = False, ["not steady: too short: 2 s"]
+    stages[1]["window"]["steady"], stages[1]["reasons"] = (
+        False,
+        ["not steady: token rate moves by +20% over the window"],
+    )
     with pytest.raises(NotIdentifiable) as caught:
         calibration_of(s, "llama-3.1-8b", stages)
     assert "2 usable stages, at least 3 are needed" in caught.value.message
-    assert "stage 2: 2 users, 64 + 64 tokens: not steady: too short: 2 s" in caught.value.message
+    assert (
+        "stage 2: 2 users, 64 + 64 tokens: not steady: token rate moves by +20% over the window" in caught.value.message
+    )
 
 
 def test_stages_beyond_the_wall_are_left_out_though_nothing_showed_it() -> None:

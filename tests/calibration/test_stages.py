@@ -145,8 +145,17 @@ def test_users_beyond_the_pool_or_max_num_seqs_are_left_out() -> None:
     assert read_stage(stage(server=None), max_num_seqs=4).reason == "beyond the limit max_num_seqs of 4"
 
 
+def test_a_window_that_is_only_short_counts_for_less() -> None:
+    short = stage(window__steady=False, reasons=["not steady: too short: 1 s for a median residence of 0.55 s"])
+    o = read_stage(short).observation
+    assert o is not None
+    assert (o.tpot_log_sd, o.ttft_log_sd) == (0.02, 0.06)
+    hardly = stage(window__steady=False, window__end_s=1.3, reasons=["not steady: too short"])
+    assert read_stage(hardly).reason == "not steady: too short"
+
+
 def test_a_short_stage_is_used_where_it_was_meant_short() -> None:
-    short = stage(window__steady=False, reasons=["not steady: too short"])
+    short = stage(window__steady=False, window__end_s=1.3, reasons=["not steady: too short"])
     assert read_stage(short, unsteady_is_used=True).observation is not None
 
 
