@@ -72,8 +72,6 @@ def refuse(profile: Profile) -> None:
         )
     if profile.search is not None:
         raise UsageError(f"{profile.name}: a search cannot be predicted: expected fixed levels", "give --users 1,2,4,8")
-    if profile.between != "drain":
-        raise UsageError(f"{profile.name}: between: {profile.between} cannot be predicted: expected drain")
 
 
 def shape_of_stage(stage: Stage) -> Shape:

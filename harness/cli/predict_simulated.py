@@ -45,15 +45,32 @@ def simulate(predictor: Predictor, profile: Profile, asked: Namespace, known: ca
     started = wall_time()
     try:
         simulation.writer = writer
-        for index, stage in enumerate(profile.stages):
-            stages.append(simulation.stage(index, stage))
+        stopped = _play(simulation, profile, stages)
         if writer is not None:
             writer.write_run(_run_document(simulation, profile, asked, started, marked))
             writer.write_summary(stages, predicted=marked)
     finally:
         if writer is not None:
             writer.close()
-    _print(stages, asked, marked, writer)
+    _print(stages, asked, {**marked, "stopped": stopped}, writer)
+
+
+def _play(simulation: Simulation, profile: Profile, stages: list[dict[str, Any]]) -> str | None:
+    """Every stage, or as many as the profile's limits let; why it ended before the last one."""
+    from harness.load.stops import out_of_time, reason_to_stop
+
+    began_s = simulation.now_s
+    for index, stage in enumerate(profile.stages):
+        summary = simulation.stage(index, stage)
+        stages.append(summary)
+        following = profile.stages[index + 1] if index + 1 < len(profile.stages) else None
+        failed, ok = (summary["requests"][key] for key in ("failed", "ok"))
+        why = reason_to_stop(profile, stages, (failed, failed + ok), following)
+        if why is None and following is not None:
+            why = out_of_time(profile, simulation.now_s - began_s, following)
+        if why is not None:
+            return why
+    return None
 
 
 def predicted_mark(known: calibrated.Known | None, noise: float) -> dict[str, Any]:
@@ -102,5 +119,7 @@ def _print(stages: list[dict[str, Any]], asked: Namespace, marked: dict[str, Any
     for stage in stages:
         for reason in stage["reasons"]:
             out.print(f"  stage {stage['index'] + 1}: {reason}", style="yellow", markup=False)
+    if marked["stopped"] is not None:
+        out.print(f"ended early: {marked['stopped']}", style="yellow", markup=False)
     if writer is not None:
         out.print(f"written to {writer.folder}", markup=False)

@@ -90,10 +90,10 @@ def test_a_percentile_that_the_sample_does_not_hold_has_no_upper_end() -> None:
 
 def test_equal_pairs_are_seldom_called_different() -> None:
     worse = 0
-    for seed in range(60):
+    for seed in range(40):
         rows = compare_samples([sample(2 * seed)], [sample(2 * seed + 1)])
         worse += any(row.verdict == "worse" for row in rows)
-    assert worse <= 3
+    assert worse <= 2
 
 
 def test_a_regression_is_found_and_named() -> None:

@@ -13,7 +13,7 @@ from calibration.deployment import Deployment, resolve_deployment
 from calibration.errors import InputError
 from calibration.factors import Covariance, Domain
 from calibration.priors import prior_factors
-from calibration.transfer import KEPT, factors_for
+from calibration.transfer import KEPT, MOVED, factors_for
 
 
 def deployment(model: str = "llama-3.1-8b", gpu: str = "h100-sxm", tp: int = 1, **flags: int) -> Deployment:
@@ -59,7 +59,7 @@ def test_factors_carried_over_move_the_other_prior_and_stay_wide(other: Deployme
     known = calibration()
     found, own = factors_for(known, other, transfer=True), prior_factors(other)
     factor = found["step_overhead"]
-    assert factor.value == pytest.approx(1.3 * own.value("step_overhead"))
+    assert factor.value == pytest.approx(1.3**MOVED * own.value("step_overhead"))
     assert factor.log_sd == pytest.approx(math.hypot(0.02, KEPT * own["step_overhead"].log_sd))
     assert factor.log_sd < own["step_overhead"].log_sd
     assert factor.source.startswith("transferred from another deployment (")

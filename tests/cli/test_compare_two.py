@@ -35,7 +35,7 @@ def profile(*stages: dict[str, Any], **more: Any) -> Profile:
     return resolve(parse_profile(data, "test"), max_model_len=2048, pool_tokens=8192)
 
 
-STAGES = profile({"users": [4, 16], "duration": "10s"})
+STAGES = profile({"users": [4, 16], "duration": "8s"})
 
 
 def simulated(folder: Path, seed: int, *, slower: float = 1.0, played: Profile = STAGES) -> Path:
@@ -126,7 +126,7 @@ def test_stated_noise_between_runs_forgives(cli: Cli, runs: dict[str, Path]) -> 
 
 
 def test_a_load_that_the_second_run_lacks_fails_the_gate(cli: Cli, runs: dict[str, Path], tmp_path: Path) -> None:
-    short = simulated(tmp_path / "short", 4, played=profile({"users": 4, "duration": "10s"}))
+    short = simulated(tmp_path / "short", 4, played=profile({"users": 4, "duration": "8s"}))
     done = cli("compare", runs["a"], short, "--fail-if", "worse")
     assert done.code == 3
     assert "was not measured in the second run" in done.one_message()
@@ -189,7 +189,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {
                 "name": "steady",
                 "workload": {"prompt_tokens": 192, "output_tokens": 96},
-                "stages": [{"users": [1, 8, 24], "duration": "20s", "ramp_up": "1s"}],
+                "stages": [{"users": [1, 8, 24], "duration": "12s", "ramp_up": "1s"}],
             },
             "test",
         ),

@@ -104,7 +104,9 @@ def test_a_simulated_profile_is_a_run_that_the_other_commands_read(cli: Cli, tmp
     )
     assert done.code == 0
     document = only_document(done.out)
-    assert document["predicted"]["by"] == "twin on the virtual clock"
+    marked = document["predicted"]
+    assert marked.pop("stopped") is None
+    assert marked["by"] == "twin on the virtual clock"
     assert document["stages"] == stages_of(folder)
     assert len(records_of(folder)) == sum(stage["requests"]["ok"] for stage in document["stages"])
     assert json.loads((folder / "summary.json").read_text())["predicted"] == document["predicted"]
@@ -132,6 +134,17 @@ def test_a_simulation_is_the_same_with_the_same_seed(cli: Cli) -> None:
     one, two, other = (only_document(cli(*asked, "--seed", seed).out)["stages"] for seed in ("1", "1", "2"))
     assert one == two
     assert one != other
+
+
+def test_a_simulation_ends_where_a_ramp_would(cli: Cli, tmp_path: Path) -> None:
+    profile = tmp_path / "stops.yaml"
+    profile.write_text(
+        "name: stops\nworkload: {prompt_tokens: 192, output_tokens: 96}\nlimits: {saturation: stop}\n"
+        "stages: [{users: [4, 64, 128], duration: 4s}]\n"
+    )
+    document = only_document(cli("predict", *DEPLOYMENT, "--simulate", "--profile", profile, "--json").out)
+    assert [stage["users"] for stage in document["stages"]] == [4, 64]
+    assert "saturated at 64 users" in document["predicted"]["stopped"]
 
 
 def test_a_simulation_prints_what_a_ramp_prints(cli: Cli) -> None:
