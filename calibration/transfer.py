@@ -3,8 +3,9 @@
 On one GPU and with one engine the physics of a step is priced alike: what a fit found a factor to be over its prior
 (kernels better or worse than the generation's) says something of the same factor for another model, another tensor
 parallelism or another format. It says less than a measurement: the other prior is moved by the share :data:`MOVED` of it,
-and of the spread between deployments that the prior states, :data:`KEPT` stays, on top of the fit's own. On another GPU nothing is known. Flags that bound the scheduler (how many
-sequences, how long, how large a pool) price no step: there the factors stay as they are.
+and of the spread between deployments that the prior states, :data:`KEPT` stays, on top of the fit's own. On another GPU
+nothing is known. Flags that bound the scheduler (how many sequences, how long, how large a pool) price no step: there the
+factors stay as they are.
 """
 
 from __future__ import annotations
