@@ -7,8 +7,8 @@
     ttft           the mean time to the first token reaches its limit    with an interval
     knee           an added user brings less than a tenth of what the first one brings (calibration.knee)
 
-Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average;
-the knee, which stops nobody, is shown beside the limits and never binds.
+Each is taken alone, as if the others were not there; the smallest binds. The pool counts once, as what it holds on average.
+The knee stops nobody: where it binds, the smallest limit that does is shown beside it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ NAMES: Mapping[str, str] = {
     "max_num_seqs": "max_num_seqs",
     "tpot": "the limit on time per output token",
     "ttft": "the limit on time to first token",
+    "knee": "the knee of throughput",
 }
 
 
@@ -67,7 +68,7 @@ class Slo:
 
 class Limits(NamedTuple):
     """Users over all replicas. ``tpot``, ``ttft`` and ``knee`` are None where not asked for, or not reached by any number
-    of users; ``ranked`` are the limits that stop users and are reached, the smallest first."""
+    of users; ``ranked`` are the limits that are reached, the smallest first."""
 
     kv_full: float
     kv_staggered: float
@@ -92,9 +93,9 @@ class Limits(NamedTuple):
         return self.ranked[0][1]
 
     @property
-    def knee_before_the_limits(self) -> float | None:
-        """Users at the knee, where it comes before the binding limit."""
-        return None if self.knee is None or self.knee.value >= self.users else self.knee.value
+    def first_hard(self) -> tuple[str, float]:
+        """The smallest limit that stops users, and how many it leaves."""
+        return next(item for item in self.ranked if item[0] != "knee")
 
 
 class AtLimit(NamedTuple):
@@ -109,12 +110,12 @@ class AtLimit(NamedTuple):
 
 
 class Sizing(NamedTuple):
-    """What a deployment does under a load: its limits, what users get at the binding one, and at the knee where that comes
-    before it. ``why`` says it in a sentence or two."""
+    """What a deployment does under a load: its limits, what users get at the binding one, and where that is the knee, which
+    stops nobody, at the smallest that does. ``why`` says it in a sentence or two."""
 
     limits: Limits
     at_binding: AtLimit
-    at_knee: AtLimit | None
+    at_hard_limit: AtLimit | None
     why: str
 
 
@@ -139,11 +140,10 @@ def size(plan: Plan, slo: Slo | None = None, factors: FactorSet | None = None, t
     known = factors if factors is not None else prior_factors(plan.deployment, served.physics)
     shape = shape_of(plan.load, think_s)
     limits = limits_of(served, known, shape, slo or Slo())
-    bend = limits.knee_before_the_limits
     return Sizing(
         limits=limits,
         at_binding=_at(served, known, shape, *limits.ranked[0]),
-        at_knee=None if bend is None else _at(served, known, shape, "knee", bend),
+        at_hard_limit=_at(served, known, shape, *limits.first_hard) if limits.binding == "knee" else None,
         why=explain(served, shape, limits),
     )
 
@@ -185,7 +185,7 @@ def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, in
     bend = _knee(free, shape, basis)
     most = float(served.deployment.max_num_seqs * served.deployment.dp)
     found = [("kv_staggered", staggered), ("max_num_seqs", most)]
-    found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft)) if at is not None]
+    found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft), ("knee", bend)) if at is not None]
     return Limits(full, staggered, most, tpot, ttft, bend, tuple(sorted(found, key=lambda item: item[1])))
 
 
@@ -279,7 +279,7 @@ def max_context(plan: Plan) -> int:
 
 
 def explain(served: Serving, shape: Shape, limits: Limits) -> str:
-    """What binds, why, what would bind next, and where added users bring little before that."""
+    """What binds, why, and what would bind next."""
     users = limits.users
     at = f"at {math.floor(users):,} users" if users >= 1 else "before a single user"
     length = f"{shape.prompt_tokens:,.0f} + {shape.output_tokens:,.0f} tokens"
@@ -293,10 +293,13 @@ def explain(served: Serving, shape: Shape, limits: Limits) -> str:
         "takes as long as is allowed",
         "ttft": f"The limit on time to first token binds {at}: a new prompt waits for the steps of those that run and for "
         "prompts before it as long as is allowed",
+        "knee": f"The knee of throughput binds {at}: an added user brings {BRINGS_LITTLE}. Nobody is stopped there; the first "
+        f"limit that stops users is {NAMES[limits.first_hard[0]]} at {math.floor(limits.first_hard[1]):,}, as {holds}",
     }
-    bend = limits.knee_before_the_limits
-    advice = "" if bend is None else f" From {math.floor(bend):,} users on an added user brings {BRINGS_LITTLE}."
-    return f"{sentences[limits.binding]}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}.{advice}"
+    said = sentences[limits.binding]
+    if limits.binding == "knee" and limits.next == limits.first_hard[0]:
+        return f"{said}."
+    return f"{said}. Next is {NAMES[limits.next]} at {math.floor(limits.ranked[1][1]):,}."
 
 
 def _pool_tokens(served: Serving) -> str:

@@ -114,7 +114,7 @@ def sizing_json(sizing: Sizing) -> dict[str, Any]:
     """The timed part of the document: what the users at the binding limit get, and the spread of the limits."""
     return {
         **_at_json(sizing.at_binding),
-        "at_knee": None if sizing.at_knee is None else _at_json(sizing.at_knee),
+        "at_hard_limit": None if sizing.at_hard_limit is None else _at_json(sizing.at_hard_limit),
         "user_limits": {
             name: estimate_json(at)
             for name, at in (("tpot", sizing.limits.tpot), ("ttft", sizing.limits.ttft), ("knee", sizing.limits.knee))
@@ -162,8 +162,8 @@ def limit_rows(limits: Limits, seqs_meaning: str) -> list[tuple[str, str, str]]:
 
 
 def points(sizing: Sizing, width: int) -> list[str]:
-    """What users get at the binding limit, and at the knee where that comes before it: a line and its columns each."""
-    shown = [at for at in (sizing.at_binding, sizing.at_knee) if at is not None]
+    """What users get at the binding limit, and at the first hard one where that is the knee: a line and its columns each."""
+    shown = [at for at in (sizing.at_binding, sizing.at_hard_limit) if at is not None]
     return [part for at in shown for part in (_point_title(at), columns(_point_rows(at), width, right=(1,)), "")]
 
 

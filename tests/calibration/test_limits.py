@@ -33,9 +33,9 @@ def test_the_smallest_limit_binds_and_the_next_is_named() -> None:
     assert limits.ranked[0] == (limits.binding, limits.users) == ("kv_staggered", limits.kv_staggered)
     assert [users for _, users in limits.ranked] == sorted(users for _, users in limits.ranked)
     assert limits.next == limits.ranked[1][0]
-    assert {name for name, _ in limits.ranked} == {"kv_staggered", "max_num_seqs", "tpot", "ttft"}
+    assert {name for name, _ in limits.ranked} == {"kv_staggered", "max_num_seqs", "tpot", "ttft", "knee"}
     assert found.at_binding.users == math.floor(limits.kv_staggered)
-    assert found.at_knee is None
+    assert found.at_hard_limit is None
     assert found.why.startswith(
         "The KV pool binds at 8 users: 21,808 tokens; the pool holds 7.2 streams of 2,000 + 1,000"
     )
@@ -128,23 +128,23 @@ def test_where_users_cost_nothing_there_is_no_knee() -> None:
     assert limits_of(served, factors, shape, Slo()).knee is None
 
 
-def test_the_knee_is_shown_beside_the_limits_and_never_binds() -> None:
+def test_where_the_knee_binds_the_first_hard_limit_is_shown_too() -> None:
     found = size(plan("llama-3.1-8b"))
     assert found is not None
-    assert found.limits.knee is not None
-    assert found.limits.knee.value < found.limits.users
-    assert (found.limits.binding, found.limits.next) == ("kv_staggered", "max_num_seqs")
-    assert found.at_knee is not None
-    assert found.at_knee.users == int(found.limits.knee.value)
-    assert found.at_knee.throughput_tokens_per_s.value < found.at_binding.throughput_tokens_per_s.value
-    assert f"From {found.at_knee.users} users on an added user brings under 10% of the tokens per second" in found.why
+    assert found.limits.binding == found.at_binding.limit == "knee"
+    assert found.at_hard_limit is not None
+    assert found.at_hard_limit.limit == found.limits.next == "kv_staggered"
+    assert found.at_hard_limit.users > found.at_binding.users
+    assert found.at_hard_limit.throughput_tokens_per_s.value > found.at_binding.throughput_tokens_per_s.value
+    assert "an added user brings under 10% of the tokens per second" in found.why
+    assert f"the first limit that stops users is the KV pool at {found.at_hard_limit.users}" in found.why
 
 
-def test_a_knee_beyond_the_limits_is_not_spoken_of() -> None:
+def test_a_knee_beyond_the_limits_does_not_bind() -> None:
     found = size(plan("llama-3.1-8b", max_num_seqs=16))
     assert found is not None
     assert found.limits.binding == "max_num_seqs"
-    assert found.at_knee is None
+    assert found.at_hard_limit is None
     assert "added user" not in found.why
 
 

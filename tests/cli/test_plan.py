@@ -117,7 +117,8 @@ def test_the_first_preemptions_of_a_small_pool_lie_between_full_and_staggered(cl
     assert users["kv_full"] == pytest.approx(6.667, abs=0.001)
     assert users["kv_staggered"] == pytest.approx(9.804, abs=0.001)
     assert users["binding"] == "kv_staggered"
-    assert users["next"] == "max_num_seqs"
+    assert users["kv_staggered"] < users["knee"] < users["max_num_seqs"]
+    assert users["next"] == "knee"
 
 
 @pytest.mark.parametrize(("gpu", "tp"), [("h100-sxm", "8"), ("h200-sxm", "4")])
