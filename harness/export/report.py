@@ -67,7 +67,7 @@ def report_html(run: RunData, compared: Compared, calibration: Calibration | Non
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="generator", content=f"vllm-harness {run.run['versions']['vllm-harness']}"),
+        element("meta", name="generator", content="vllm-harness"),
         element("title", f"Saturation of {model}: {run.folder.name}"),
         element("link", rel="icon", href="data:,"),
         element("style", Markup(style)),

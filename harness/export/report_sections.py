@@ -84,19 +84,19 @@ def _users(number: int) -> str:
 def head(run: RunData, comparison: Comparison | None, why: str) -> Markup:
     """Title: the answer, and what it is about."""
     deployment = run.run["deployment"]
-    version = f"vLLM {deployment['vllm_version']}" if deployment["vllm_version"] else "an OpenAI-compatible server"
-    about = f"{deployment['model']} on {version}, {without_user(deployment['base_url'])}, {run.run['started']}"
-    ended = (
-        None
-        if run.run["ended"]
-        else element("p", "The run did not end in order: it was cut, or it still goes on.", class_="warn")
-    )
+    version = f"vLLM {deployment['vllm_version']}" if deployment.get("vllm_version") else "an OpenAI-compatible server"
+    where = without_user(_said(deployment, "base_url"))
+    about = f"{deployment['model']} on {version}, {where}, {_said(run.run, 'started')}"
+    unfinished = "ended" in run.run and run.run["ended"] is None
+    said = "The run did not end in order: it was cut, or it still goes on." if unfinished else None
+    if run.run.get("predicted"):
+        said = "This is a prediction on the twin's virtual clock: nothing of it was measured."
     return element(
         "header",
         element("p", f"Saturation report: {run.folder.name}", class_="kicker"),
         element("h1", answer(run.stages, comparison, why)),
         element("p", about, class_="soft"),
-        ended,
+        element("p", said, class_="warn") if said else None,
     )
 
 
@@ -222,7 +222,7 @@ def _gpu_bar(calibration: Calibration) -> Markup | None:
 
 
 def _pool_bar(run: RunData) -> Markup:
-    pool = run.run["deployment"]["pool"]
+    pool = run.run["deployment"].get("pool")
     usable = pool and pool["usable_tokens"]
     if not usable:
         return element("p", "The server did not show its KV pool.", class_="none")
@@ -316,25 +316,30 @@ def invalid(stages: Sequence[Stage]) -> Markup:
     return _headed(("stage", "is", "because"), rows, "What was invalid", ("because",))
 
 
+def _said(table: Mapping[str, Any], key: str) -> str:
+    """A value as text; a dash where there is none."""
+    value = table.get(key)
+    return NOT_MEASURED if value is None else str(value)
+
+
 def how(run: RunData) -> Markup:
     """Command, versions, lengths, host, and what the server did not show."""
     document = run.run
-    deployment, profile, host = document["deployment"], document["profile"], document["host"]
-    lengths = f"{profile['workload'].get('prompt_tokens')} prompt, {profile['workload'].get('output_tokens')} output"
+    deployment, profile = document["deployment"], document["profile"]
+    # runs that were imported or predicted have no command, no host, or no versions
+    host, versions, workload = document.get("host") or {}, document.get("versions") or {}, profile.get("workload") or {}
     pairs: list[tuple[str, Child]] = [
-        ("command", element("code", " ".join(document["command"]))),
-        ("profile", profile["name"]),
-        ("tokens asked", lengths),
-        ("began, ended", f"{document['started']}, {document['ended'] or NOT_MEASURED}"),
-        ("harness, Python", f"{document['versions']['vllm-harness']}, {document['versions']['python']}"),
-        ("client", f"{host['system']}, {host['cores']} cores"),
-        ("served model", deployment["model"]),
-        ("max_model_len", figure(deployment["max_model_len"])),
-        ("max_num_seqs", figure(deployment["max_num_seqs"])),
-        ("engines", figure(deployment["engines"])),
+        ("command", element("code", " ".join(document.get("command") or [NOT_MEASURED]))),
+        ("profile", profile.get("name")),
+        ("tokens asked", f"{_said(workload, 'prompt_tokens')} prompt, {_said(workload, 'output_tokens')} output"),
+        ("began, ended", f"{_said(document, 'started')}, {_said(document, 'ended')}"),
+        ("harness, Python", f"{_said(versions, 'vllm-harness')}, {_said(versions, 'python')}"),
+        ("client", f"{_said(host, 'system')}, {_said(host, 'cores')} cores"),
+        ("served model", str(deployment["model"])),
+        *((key, figure(deployment.get(key))) for key in ("max_model_len", "max_num_seqs", "engines")),
     ]
-    pairs += [("not shown", f"{item['what']}: {item['why_it_matters']}") for item in deployment["missing"]]
-    pairs += [("to mind", note) for note in deployment["notes"]]
+    pairs += [("not shown", f"{item['what']}: {item['why_it_matters']}") for item in deployment.get("missing") or []]
+    pairs += [("to mind", note) for note in deployment.get("notes") or []]
     return element("dl", [join(element("dt", k), element("dd", v)) for k, v in pairs], class_="facts")
 
 

@@ -99,7 +99,8 @@ class Results:
 
 def is_running(run: RunData) -> bool:
     """Has it not ended, and do its files still grow?"""
-    if run.run["ended"] is not None:
+    # an imported or predicted run has no end of its own
+    if run.run.get("ended", "") is not None:
         return False
     newest = max((run.folder / name).stat().st_mtime for name in FILES if (run.folder / name).exists())
     return wall_time().timestamp() - newest < QUIET_S
@@ -113,9 +114,9 @@ def _read(name: str, path: Path) -> RunEntry:
         document: dict[str, Any] = run.run
         return RunEntry(
             name=name,
-            started=str(document["started"]),
+            started=str(document.get("started") or ""),
             model=str(document["deployment"]["model"]),
-            profile=str(document["profile"]["name"]),
+            profile=str(document["profile"].get("name") or ""),
             stages=len(run.stages),
             state=state,
             why=why,
@@ -135,7 +136,7 @@ def _state(run: RunData) -> tuple[str, str]:
         return "running", ""
     bad = [stage for stage in run.stages if not stage["valid"]]
     why = "; ".join(f"stage {stage['index'] + 1}: {', '.join(stage['reasons'])}" for stage in bad)
-    if run.run["ended"] is None:
+    if run.run.get("ended", "") is None:
         return "cut", "; ".join(["it did not end in order", *([why] if why else [])])
     if not run.stages:
         return "invalid", "no stage ended"
