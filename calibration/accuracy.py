@@ -26,9 +26,6 @@ WALL_GROWTH = 2.0
 #: a wait for the first token longer than this share of all later ones together is a wait for room
 WALL_SHARE = 0.5
 
-#: of the TPOT that a rise as before would give: from here on every user is seen to decode
-ALL_RUN = 0.95
-
 #: connections that aiohttp opens at most unless told otherwise; benchmark clients that forgot measured their own queue
 CLIENT_CONNECTIONS = 100
 
@@ -86,8 +83,6 @@ class Report:
     rows: Sequence[RowScore]
     walls: Sequence[WallScore]
     skipped: Sequence[Unusable]
-    #: rises of TTFT that are no wall: the level below, and the one that shows it
-    bursts: Sequence[tuple[Measurement, Measurement]] = ()
 
 
 FactorsOf = Callable[[Measurement, Serving], FactorSet]
@@ -114,8 +109,7 @@ def score(
         except CalibrationError as error:
             left.append(Unusable(m.row, m.source, m.model, m.gpu, error.message))
     found = [_wall(at, low, high, servers[at.row]) for low, high, at in crossings if at.row in servers]
-    met = [wall for wall in found if wall is not None]
-    return Report(rows, met, sorted(left, key=lambda item: item.row), bursts(measurements))
+    return Report(rows, [wall for wall in found if wall is not None], sorted(left, key=lambda item: item.row))
 
 
 def _check_client(m: Measurement, served: Serving) -> None:
@@ -206,13 +200,7 @@ def _sweeps(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
 
 
 def _crossing(sweep: Sequence[Measurement]) -> tuple[Measurement, Measurement] | None:
-    """The first neighbours between which the pool fills up."""
-    rise = _rise(sweep)
-    return None if rise is None or _is_burst(sweep, rise) else (sweep[rise], sweep[rise + 1])
-
-
-def _rise(sweep: Sequence[Measurement]) -> int | None:
-    """Where TTFT first grows more than twice as fast as the users, and does not fall again: the number of the level below."""
+    """The first neighbours between which TTFT grows more than twice as fast as the users, and does not fall again."""
     for index, (below, first) in enumerate(pairwise(sweep)):
         assert below.ttft_s is not None
         assert first.ttft_s is not None
@@ -220,33 +208,8 @@ def _rise(sweep: Sequence[Measurement]) -> int | None:
         later = [m.ttft_s for m in sweep[index + 1 :] if m.ttft_s is not None]
         lasting = min(later) >= first.ttft_s
         if growth > WALL_GROWTH * _users(first) / _users(below) and lasting and first.ttft_s > 1.0:
-            return index
+            return below, first
     return None
-
-
-def _is_burst(sweep: Sequence[Measurement], below: int) -> bool:
-    """Is the rise after this level that of prompts which all came at once, and not of a full pool?
-
-    So it is where the sweep ends with it, where half of the users' prompts, each as long as the lowest level waits, take
-    longer than the wait, and where TPOT says that every user decoded: at a full pool no more do than below it, so TPOT
-    stands still, while it went on growing with the users as before.
-    """
-    if below == 0 or below + 2 < len(sweep):
-        return False
-    before, level, first = sweep[below - 1 : below + 2]
-    if before.tpot_s is None or level.tpot_s is None or first.tpot_s is None:
-        return False
-    assert sweep[0].ttft_s is not None
-    assert first.ttft_s is not None
-    slope = (level.tpot_s - before.tpot_s) / (_users(level) - _users(before))
-    if_all_run = level.tpot_s + slope * (_users(first) - _users(level))
-    return first.tpot_s >= ALL_RUN * if_all_run and first.ttft_s < _users(first) / 2 * sweep[0].ttft_s
-
-
-def bursts(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
-    """Rises of TTFT that look like a wall and are none: the level below, and the one that shows it."""
-    found = [(sweep, _rise(sweep)) for sweep in _sweeps(measurements)]
-    return [(sweep[at], sweep[at + 1]) for sweep, at in found if at is not None and _is_burst(sweep, at)]
 
 
 def _wall(m: Measurement, below: float, beyond: float, served: Serving) -> WallScore | None:
@@ -295,8 +258,7 @@ GROUPS: Mapping[str, Callable[[Measurement], str]] = {
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """The whole report as plain values (DESIGN section 7): ``overall, by, skipped, rows``, and ``walls`` and ``bursts`` beside
-    them."""
+    """The whole report as plain values (DESIGN section 7): ``overall, by, skipped, rows``, and ``walls`` beside them."""
     return {
         "overall": summary(report.rows, report.walls),
         "by": {name: _grouped(report, label) for name, label in GROUPS.items()},
@@ -306,16 +268,6 @@ def report_json(report: Report) -> dict[str, Any]:
         ],
         "rows": [row_json(row) for row in report.rows],
         "walls": [wall_json(wall) for wall in report.walls],
-        "bursts": [
-            {
-                "row": first.row,
-                "gpu": first.gpu,
-                "model": first.model,
-                "tp": first.tp,
-                "users": [below.users, first.users],
-            }
-            for below, first in report.bursts
-        ],
     }
 
 

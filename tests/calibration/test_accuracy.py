@@ -13,7 +13,6 @@ from calibration.accuracy import (
     RowScore,
     Score,
     WallScore,
-    bursts,
     percentile,
     predict_point,
     prior_of,
@@ -110,35 +109,6 @@ def test_no_wall_is_seen_where_ttft_grows_with_the_users() -> None:
 def test_a_single_slow_level_is_no_wall() -> None:
     levels = {8: (300.0, 20.0), 16: (5000.0, 21.0), 32: (900.0, 25.0)}
     assert walls(sweep(levels)) == (set(), [])
-
-
-#: users -> (TTFT, TPOT) in ms: half of 256 first prompts of 80 ms are 10 s, and TPOT grows as if all 256 decode
-BURST = {32: (356, 13.0), 64: (539, 18.0), 128: (856, 26.8), 256: (9496, 43.8)}
-
-
-def test_prompts_that_all_come_at_once_are_no_wall() -> None:
-    rows = sweep(BURST)
-    assert walls(rows) == (set(), [])
-    assert [(below.users, first.users) for below, first in bursts(rows)] == [(128.0, 256.0)]
-    found = report_json(score(rows))
-    assert (found["overall"]["wall"]["n"], found["overall"]["ttft"]["n"]) == (0, 4)
-    assert found["bursts"] == [{"row": 4, "gpu": "h100-sxm", "model": "qwen3-32b", "tp": 2, "users": [128.0, 256.0]}]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {256: (9496, 35.0)},
-        {256: (60_000, 43.8)},
-        {512: (90_000, 44.0)},
-    ],
-    ids=["TPOT stands still", "longer than all prompts take", "still there at more users"],
-)
-def test_a_rise_is_a_wall_unless_everything_says_burst(changes: dict[int, tuple[float, float]]) -> None:
-    rows = sweep({**BURST, **changes})
-    assert bursts(rows) == []
-    ((below, beyond, _),) = walls(rows)[1]
-    assert (below, beyond) == (128, 256)
 
 
 def test_a_lone_row_that_waits_longer_than_it_decodes_is_beyond_the_wall() -> None:

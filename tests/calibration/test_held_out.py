@@ -61,11 +61,11 @@ def test_the_top_of_each_shape_is_predicted_from_a_quarter_of_it(report: HeldOut
     assert not fitted & {row.measurement.row for row in trial.scored}
 
 
-def test_four_times_further_out_tpot_is_within_eight_percent_and_ttft_within_a_quarter(report: HeldOutReport) -> None:
+def test_four_times_further_out_tpot_is_within_eight_percent_and_ttft_within_twenty(report: HeldOutReport) -> None:
     tpot = [abs(row.scores["tpot"].error) for row in report.top_rows]
     ttft = [abs(row.scores["ttft"].error) for row in report.top_rows]
     assert sum(tpot) / 6 < 0.08
-    assert sorted(ttft)[3] < 0.25
+    assert sorted(ttft)[3] < 0.2
     assert all(row.scores["tpot"].estimate.basis == "extrapolated" for row in report.top_rows)
 
 
