@@ -98,6 +98,9 @@ def _step(here: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict
     if part in here.get("properties", {}):
         below: dict[str, Any] = here["properties"][part]
         return below
+    if part.startswith("<"):
+        named = [member for member in members if part.strip("<>") in member.get("properties", {})]
+        return named[0] if len(named) == 1 else here
     for member in members:
         kinds = member.get("properties", {})
         constants = [kinds[name].get("const") for name in ("kind", "distribution") if name in kinds]

@@ -173,12 +173,12 @@ Distribution = Annotated[Fixed | Uniform | Normal | LogNormal | Empirical, Field
 
 
 def _shape(value: Any) -> str:
-    return "distribution" if isinstance(value, dict | Strict) else "tokens"
+    return "<distribution>" if isinstance(value, dict | Strict) else "<tokens>"
 
 
 #: a number, or a distribution
 Lengths = Annotated[
-    Annotated[Tokens, Tag("tokens")] | Annotated[Distribution, Tag("distribution")], Discriminator(_shape)
+    Annotated[Tokens, Tag("<tokens>")] | Annotated[Distribution, Tag("<distribution>")], Discriminator(_shape)
 ]
 
 

@@ -86,9 +86,6 @@ class _ProfileBase(Strict):
     workload: Workload = Synthetic()
     limits: Limits = Limits()
     repeat: Repeat = Repeat()
-    between: Literal["drain", "handover"] = "drain"
-    """drain: a stage begins when the streams of the one before have ended. handover: from N to M users the streams of
-    those who stay go on; only those added begin, only those taken away stop sending."""
     search: Search | None = None
     """In place of fixed levels: the one stage is the first probe and the pattern of the others."""
 
@@ -109,8 +106,6 @@ class ProfileFile(_ProfileBase):
                 )
             if stage.replay and not isinstance(self.workload, Trace):
                 raise ValueError(f"stages.{number}: replay needs a workload of kind trace")
-            if self.between == "handover" and (stage.users is None or stage.duration is None or stage.request_rate):
-                raise ValueError(f"stages.{number}: between: handover needs stages of users with a duration")
         return self
 
     def _check_search(self) -> None:
@@ -124,8 +119,8 @@ class ProfileFile(_ProfileBase):
             )
         if self.stages[0].duration is None or self.stages[0].requests is not None:
             raise ValueError("a search's stage has a duration: the search makes it longer where requests need it")
-        if self.repeat.times > 1 or self.between == "handover":
-            raise ValueError("a search repeats by itself and drains between probes: leave repeat and between out")
+        if self.repeat.times > 1:
+            raise ValueError("a search repeats by itself: leave repeat out")
 
 
 class Profile(_ProfileBase):

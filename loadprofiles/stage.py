@@ -103,13 +103,13 @@ Generator = Linear | Geometric | Spike
 
 
 def _shape(value: Any) -> str:
-    """Which member of a union of levels a value means."""
+    """Which member of a union of levels a value means. In brackets, so that no tag passes for a key in a message."""
     if isinstance(value, list | tuple):
-        return "levels"
+        return "<levels>"
     known = ("linear", "geometric", "spike", "fill_pool", "ramp")
     if isinstance(value, dict):
-        return next((key for key in known if key in value), "unknown")
-    return next((key for member, key in _MEMBERS if isinstance(value, member)), "level")
+        return next((f"<{key}>" for key in known if key in value), "unknown")
+    return next((f"<{key}>" for member, key in _MEMBERS if isinstance(value, member)), "<level>")
 
 
 _MEMBERS: tuple[tuple[type[Strict], str], ...] = (
@@ -122,12 +122,12 @@ _MEMBERS: tuple[tuple[type[Strict], str], ...] = (
 
 
 UserLevels = Annotated[
-    Annotated[Users, Tag("level")]
-    | Annotated[tuple[Users, ...], Field(min_length=1, max_length=MOST_LEVELS, strict=False), Tag("levels")]
-    | Annotated[Linear, Tag("linear")]
-    | Annotated[Geometric, Tag("geometric")]
-    | Annotated[Spike, Tag("spike")]
-    | Annotated[FillPool, Tag("fill_pool")],
+    Annotated[Users, Tag("<level>")]
+    | Annotated[tuple[Users, ...], Field(min_length=1, max_length=MOST_LEVELS, strict=False), Tag("<levels>")]
+    | Annotated[Linear, Tag("<linear>")]
+    | Annotated[Geometric, Tag("<geometric>")]
+    | Annotated[Spike, Tag("<spike>")]
+    | Annotated[FillPool, Tag("<fill_pool>")],
     Discriminator(
         _shape,
         custom_error_type="levels",
@@ -135,12 +135,12 @@ UserLevels = Annotated[
     ),
 ]
 RateLevels = Annotated[
-    Annotated[Rate, Tag("level")]
-    | Annotated[tuple[Rate, ...], Field(min_length=1, max_length=MOST_LEVELS, strict=False), Tag("levels")]
-    | Annotated[Linear, Tag("linear")]
-    | Annotated[Geometric, Tag("geometric")]
-    | Annotated[Spike, Tag("spike")]
-    | Annotated[RateRamp, Tag("ramp")],
+    Annotated[Rate, Tag("<level>")]
+    | Annotated[tuple[Rate, ...], Field(min_length=1, max_length=MOST_LEVELS, strict=False), Tag("<levels>")]
+    | Annotated[Linear, Tag("<linear>")]
+    | Annotated[Geometric, Tag("<geometric>")]
+    | Annotated[Spike, Tag("<spike>")]
+    | Annotated[RateRamp, Tag("<ramp>")],
     Discriminator(
         _shape,
         custom_error_type="levels",

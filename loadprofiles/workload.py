@@ -27,15 +27,15 @@ class OfContext(Strict):
 
 def _prompt_shape(value: Any) -> str:
     if isinstance(value, OfContext) or (isinstance(value, dict) and "of_context" in value):
-        return "share"
-    return "distribution" if isinstance(value, dict | Strict) else "tokens"
+        return "<share>"
+    return "<distribution>" if isinstance(value, dict | Strict) else "<tokens>"
 
 
 #: a number, a distribution, or a share of the model's context
 PromptLengths = Annotated[
-    Annotated[Tokens, Tag("tokens")]
-    | Annotated[Distribution, Tag("distribution")]
-    | Annotated[OfContext, Tag("share")],
+    Annotated[Tokens, Tag("<tokens>")]
+    | Annotated[Distribution, Tag("<distribution>")]
+    | Annotated[OfContext, Tag("<share>")],
     Discriminator(_prompt_shape),
 ]
 

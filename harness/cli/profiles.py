@@ -94,8 +94,6 @@ def _explained(profile: Profile) -> list[str]:
     if profile.repeat.times > 1:
         order = "in an order drawn anew each time" if profile.repeat.order == "random" else "in this order"
         lines.append(f"repeat      {profile.repeat.times} times, {order}")
-    if profile.between == "handover":
-        lines.append("between     streams go on: only the users added begin, only those taken away stop")
     return [*lines, *(f"limits      {limit}" for limit in _limits(profile))]
 
 
