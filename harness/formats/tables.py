@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,8 @@ from harness.errors import UsageError
 from harness.record import OPTIONAL_KEYS, Record
 from harness.store import REQUESTS, RunData
 
-BATCH_ROWS = 32_768
+#: of the file, made a row group at a time
+BLOCK_BYTES = 1 << 24
 COLUMNS = tuple(f.name for f in fields(Record) if f.name not in OPTIONAL_KEYS)
 _TEXT = {"request_id", "outcome", "failure", "message", "output_tokens_source", "finish_reason", "content"}
 _LISTS = {"warnings": "string", "chunk_gaps_ms": "float64"}
@@ -46,13 +47,14 @@ def write_csv(run: RunData, stream: IO[str]) -> int:
 
 
 def write_parquet(run: RunData, path: Path) -> int:
-    """One file, compressed, a row group each :data:`BATCH_ROWS` rows. Returns the rows.
+    """One file, compressed, a row group each :data:`BLOCK_BYTES` of the file. Returns the rows.
 
     Raises:
         UsageError: pyarrow is not installed; a value is not of its column's kind.
     """
     try:
         import pyarrow as pa
+        import pyarrow.json as pj
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UsageError(
@@ -61,16 +63,31 @@ def write_parquet(run: RunData, path: Path) -> int:
     columns = [*COLUMNS, *(key for key in OPTIONAL_KEYS if has_key(run, key))]
     kinds = {"string": pa.string(), "float64": pa.float64()}
     schema = pa.schema([(name, _kind(pa, kinds, name)) for name in columns])
-    rows, source = 0, run.rows()
+    # a null or an unknown key is dealt with by Arrow's own reader of JSON lines, at a tenth of the time of ours
+    reading = pj.ReadOptions(use_threads=False, block_size=2 * BLOCK_BYTES)
+    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    rows = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := list(islice(source, BATCH_ROWS)):
+        for block in _whole_lines(run.folder / REQUESTS):
             try:
-                arrays = [pa.array([row.get(field.name) for row in batch], type=field.type) for field in schema]
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise UsageError(f"{run.folder / REQUESTS}: a value is not of its column's kind: {error}") from error
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-            rows += len(batch)
+                table = pj.read_json(io.BytesIO(block), read_options=reading, parse_options=parsing)
+            except pa.ArrowInvalid as error:
+                raise UsageError(f"{run.folder / REQUESTS}: not records: {error}") from error
+            writer.write_table(table.select(columns))
+            rows += len(table)
     return rows
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The file in blocks of whole lines; an unfinished last line is what a kill left of a write."""
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        while lines := stream.readlines(BLOCK_BYTES):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            if lines:
+                yield b"".join(lines)
 
 
 def _kind(pa: Any, kinds: dict[str, Any], name: str) -> Any:
