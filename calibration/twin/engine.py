@@ -156,7 +156,9 @@ class Engine:
             return seq.outputs - coming, self._last_end_s if seq.decoding and not joins_now else seq.last_token_s
         if not seq.decoding and seq not in running.ending:
             return seq.outputs, seq.last_token_s
-        outputs = seq.output_tokens - (seq.finish_step - (running.index - 1))
+        # its prompt may end in the step ahead: until then it has put out nothing new
+        ended_step = max(running.index, seq.joined_step) - 1
+        outputs = seq.output_tokens - (seq.finish_step - ended_step)
         return outputs, self._last_end_s if seq.joined_step < running.index else seq.last_token_s
 
     def advance(self, now_s: float) -> Output | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calibration.steptime import LinearStep
@@ -21,6 +21,16 @@ from calibration.twin.simulate import closed_loop
 from harness.twin_live import LiveEngine
 
 STEP = LinearStep(0.01, 2e-4, 1e-6, 5e-5)
+#: a prompt of 9 tokens takes two steps, the second scheduled while the first runs
+PROMPT_ENDS_AHEAD = EngineConfig(
+    num_gpu_blocks=17,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=1,
+    max_num_batched_tokens=8,
+    enable_prefix_caching=False,
+    async_scheduling=True,
+)
 
 
 @st.composite
@@ -133,6 +143,7 @@ def test_tokens_out_are_tokens_asked(case: tuple[EngineConfig, Load]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(cases, st.integers(0, 60))
+@example((PROMPT_ENDS_AHEAD, [(0.0, 9, 1, 0, None)]), 0)
 def test_at_any_moment_every_request_knows_what_came_of_it(case: tuple[EngineConfig, Load], moment: int) -> None:
     config, load = case
     load = [(*row[:4], None) for row in load]
