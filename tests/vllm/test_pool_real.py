@@ -165,7 +165,9 @@ def strays() -> Iterator[Start]:
         yield Start("window on some layers", model, sized(), changes=changes)
     unlimited = ("qwen2", "qwen3", "phi3", "glm4_moe", "minimax_m2", "deepseek_v3", "nemotron_h_dense")
     for model in (*unlimited, "falcon_h1", "qwen3_next", "mamba2"):
-        yield Start("no position limit", model, defaults(pool=1_000_000_000), changes=(("max_position_embeddings", None),))
+        yield Start(
+            "no position limit", model, defaults(pool=1_000_000_000), changes=(("max_position_embeddings", None),)
+        )
     yield Start(
         "no limit but the one asked", "mamba2", sized(length=9000), changes=(("max_position_embeddings", None),)
     )
