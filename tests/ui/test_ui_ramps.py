@@ -41,6 +41,28 @@ async def ended(results: Path, name: str) -> None:
     raise AssertionError(f"{name} did not end")
 
 
+async def until_answered(folder: Path) -> None:
+    """Until the first request of a ramp has ended well."""
+    follower = Follower(folder)
+    for _ in range(400):
+        if follower.look().ok:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"nothing was answered in {folder}")
+
+
+async def until_there(file: Path) -> None:
+    for _ in range(400):
+        if is_there(file):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{file} was not written")
+
+
+def is_there(file: Path) -> bool:
+    return file.is_file()
+
+
 async def start(client: Client, asked: dict[str, Any]) -> str:
     status, ticket = await client.post("/api/ramps/check", asked)
     assert status == 200, ticket
@@ -77,6 +99,8 @@ async def test_it_ends_with_the_same_files_as_one_from_the_command_line(twin: Se
         await ended(tmp_path / "page", name)
         status, text = await client.get(f"/api/runs/{name}/events")
         assert status == 200
+        # the last thing that a ramp writes
+        await until_there(tmp_path / "page" / name / "report.html")
     command = [
         sys.executable,
         "-m",
@@ -93,11 +117,6 @@ async def test_it_ends_with_the_same_files_as_one_from_the_command_line(twin: Se
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
     assert await process.wait() == 0
     from_page, from_line = tmp_path / "page" / name, tmp_path / "line"
-    # the report is the last thing written
-    for _ in range(100):
-        if (from_page / "report.html").is_file():
-            break
-        await asyncio.sleep(0.1)
     assert sorted(p.name for p in from_page.iterdir()) == sorted(p.name for p in from_line.iterdir())
     one, other = read_run(from_page), read_run(from_line)
     assert one.run["profile"] == other.run["profile"]
@@ -108,10 +127,8 @@ async def test_it_ends_with_the_same_files_as_one_from_the_command_line(twin: Se
 async def test_stop_ends_it_in_order_with_its_results(twin: Served, tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
         name = await start(client, levels(twin, duration_s=60.0))
-        await asyncio.sleep(2.0)
-        seen = Follower(tmp_path / name).look()
-        assert seen.going
-        assert seen.ok > 0
+        await until_answered(tmp_path / name)
+        assert Follower(tmp_path / name).look().going
         _, listed = await client.get("/api/runs")
         assert listed["ours"] == [name]
         assert listed["runs"][0]["state"] == "running"
@@ -130,6 +147,7 @@ async def test_stop_ends_it_in_order_with_its_results(twin: Served, tmp_path: Pa
 async def test_a_ramp_ends_with_the_page_that_started_it(twin: Served, tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
         name = await start(client, levels(twin, duration_s=60.0))
+        await until_answered(tmp_path / name)
     assert read_run(tmp_path / name).run["ended"] is not None
 
 
