@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_four_times_further_out_tpot_is_within_eight_percent_and_ttft_within_twe
     tpot = [abs(row.scores["tpot"].error) for row in report.top_rows]
     ttft = [abs(row.scores["ttft"].error) for row in report.top_rows]
     assert sum(tpot) / 6 < 0.08
-    assert sorted(ttft)[3] < 0.2
+    assert median(ttft) < 0.2
     assert all(row.scores["tpot"].estimate.basis == "extrapolated" for row in report.top_rows)
 
 
