@@ -294,7 +294,7 @@ def explain(served: Serving, shape: Shape, limits: Limits) -> str:
         "ttft": f"The limit on time to first token binds {at}: a new prompt waits for the steps of those that run and for "
         "prompts before it as long as is allowed",
         "knee": f"The knee of throughput binds {at}: an added user brings {BRINGS_LITTLE}. Nobody is stopped there; the first "
-        f"limit that stops users is {NAMES[limits.first_hard[0]]} at {math.floor(limits.first_hard[1]):,}, as {holds}",
+        f"limit that stops users is {NAMES[limits.first_hard[0]]} at {math.floor(limits.first_hard[1]):,}; {holds}",
     }
     said = sentences[limits.binding]
     if limits.binding == "knee" and limits.next == limits.first_hard[0]:
