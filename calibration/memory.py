@@ -21,6 +21,16 @@ class StageMemory(NamedTuple):
     kv_bytes: int
 
 
+class MemoryParts(NamedTuple):
+    """Bytes of one GPU. ``unused``: vLLM might take them, but the pool was given smaller; ``others``: never vLLM's."""
+
+    weights: int
+    overhead: int
+    pool: int
+    unused: int
+    others: int
+
+
 class MemoryPlan(NamedTuple):
     """The memory of every stage and the pool it makes.
 
@@ -44,6 +54,24 @@ class MemoryPlan(NamedTuple):
     @property
     def pool_is_given(self) -> bool:
         return is_given(self.deployment)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes left for KV on the tightest GPU; with a block count given, those of the blocks."""
+        if self.deployment.num_gpu_blocks_override is not None and self.pool is not None:
+            return self.pool.bytes
+        return max(0, self.tightest.kv_bytes)
+
+    @property
+    def parts(self) -> MemoryParts | None:
+        """What the memory of the tightest GPU goes to; None where no GPU is planned."""
+        stage, gpu = self.tightest, self.deployment.gpu
+        if gpu is None or stage.overhead is None or stage.budget_bytes is None:
+            return None
+        taken = stage.weights.total_bytes + stage.overhead.total_bytes + self.pool_bytes
+        others = max(0, gpu.usable_bytes - max(stage.budget_bytes, taken))
+        unused = max(0, gpu.usable_bytes - others - taken)
+        return MemoryParts(stage.weights.total_bytes, stage.overhead.total_bytes, self.pool_bytes, unused, others)
 
     @property
     def kv_bytes_per_token(self) -> int:

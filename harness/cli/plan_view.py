@@ -75,20 +75,12 @@ def _per_gpu(plan: Plan) -> dict[str, Any]:
         "total_bytes": None if plan.deployment.gpu is None else plan.deployment.gpu.usable_bytes,
         "weights_bytes": stage.weights.total_bytes,
         "overhead_bytes": None if stage.overhead is None else stage.overhead.total_bytes,
-        "kv_pool_bytes": _pool_bytes(plan),
+        "kv_pool_bytes": plan.memory.pool_bytes,
         "kv_bytes_per_token": memory.kv_bytes_per_token_per_gpu,
         "kv_pool_tokens": 0 if pool is None else pool.size_tokens,
         "num_blocks": 0 if pool is None else pool.num_blocks,
         "block_size": None if pool is None else pool.block_size,
     }
-
-
-def _pool_bytes(plan: Plan) -> int:
-    """Bytes left for KV on the tightest GPU; with a block count given, those of the blocks."""
-    pool = plan.memory.pool
-    if plan.deployment.num_gpu_blocks_override is not None and pool is not None:
-        return pool.bytes
-    return max(0, plan.memory.tightest.kv_bytes)
 
 
 def _cluster(plan: Plan) -> dict[str, Any]:
@@ -99,7 +91,7 @@ def _cluster(plan: Plan) -> dict[str, Any]:
         "total_bytes": None if d.gpu is None else d.gpu.usable_bytes * d.gpus,
         "weights_bytes": sum(stage.weights.total_bytes for stage in plan.memory.stages) * copies,
         "overhead_bytes": sum(overheads) * copies if overheads else None,
-        "kv_pool_bytes": _pool_bytes(plan) * d.gpus,
+        "kv_pool_bytes": plan.memory.pool_bytes * d.gpus,
         "kv_bytes_per_token": plan.memory.kv_bytes_per_token,
         "kv_pool_tokens": 0 if pool is None else pool.size_tokens * d.dp,
         "num_blocks": 0 if pool is None else pool.num_blocks * d.dp,
@@ -158,18 +150,14 @@ def sentence(plan: Plan, sizing: Sizing | None = None) -> str:
 
 def bar(plan: Plan, width: int = 60) -> str:
     """The memory of one GPU as a bar, and what its letters mean; empty where no GPU is planned."""
-    d, stage = plan.deployment, plan.memory.tightest
-    if d.gpu is None or stage.overhead is None or stage.budget_bytes is None:
+    parts, gpu = plan.memory.parts, plan.deployment.gpu
+    if parts is None or gpu is None:
         return ""
-    total = max(d.gpu.usable_bytes, stage.weights.total_bytes)
-    parts = [
-        ("W", stage.weights.total_bytes),
-        ("o", stage.overhead.total_bytes),
-        ("k", max(0, stage.kv_bytes)),
-        (".", d.gpu.usable_bytes - stage.budget_bytes),
-    ]
-    cells = "".join(letter * round(width * size / total) for letter, size in parts)
-    return f"[{cells[:width].ljust(width, ' ')}]  W weights, o overhead, k KV pool, . left to others"
+    total = max(gpu.usable_bytes, parts.weights)
+    letters = zip("Wok-.", parts, strict=True)
+    cells = "".join(letter * round(width * size / total) for letter, size in letters)
+    unused = "- unused, " if parts.unused else ""
+    return f"[{cells[:width].ljust(width, ' ')}]  W weights, o overhead, k KV pool, {unused}. left to others"
 
 
 def memory_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
@@ -183,7 +171,7 @@ def memory_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
     rows.append(("weights", stage.weights.total_bytes, _weights_meaning(plan)))
     if stage.overhead is not None:
         rows.append(("runtime and activation buffer", stage.overhead.total_bytes, _overhead_meaning(plan)))
-    rows.append(("KV pool", _pool_bytes(plan), _pool_meaning(plan)))
+    rows.append(("KV pool", plan.memory.pool_bytes, _pool_meaning(plan)))
     meaning = f"{plan.load.prompt_tokens:,} + {plan.load.output_tokens:,} tokens, {plan.stream_blocks} blocks"
     rows.append(("KV per stream", plan.stream_bytes, meaning if plan.stream_blocks else "no pool, no stream"))
     longest = max_context(plan)

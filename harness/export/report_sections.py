@@ -11,6 +11,7 @@ from calibration.knee import KNEE_SLOPE
 from calibration.memory import plan_memory
 from harness.export.charts import NOT_MEASURED, Part, bar, datum, figure
 from harness.export.markup import Child, Markup, element, join
+from harness.export.memory_bar import gpu_bar
 
 if TYPE_CHECKING:
     from calibration.calibration_file import Calibration
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from harness.export.timeline import Timeline
     from harness.store import RunData
 
-GIB = 1 << 30
 Stage = Mapping[str, Any]
 
 _WORDS = (
@@ -208,17 +208,7 @@ def memory(run: RunData, calibration: Calibration | None) -> Markup:
 
 def _gpu_bar(calibration: Calibration) -> Markup | None:
     plan = plan_memory(calibration.rebuild_deployment())
-    stage, gpu = plan.tightest, plan.deployment.gpu
-    if gpu is None or stage.overhead is None or stage.budget_bytes is None:
-        return None
-    sizes = (
-        ("weights", stage.weights.total_bytes, 1),
-        ("runtime and activations", stage.overhead.total_bytes, 2),
-        ("KV pool", max(0, stage.kv_bytes), 3),
-        ("left to others", gpu.usable_bytes - stage.budget_bytes, 0),
-    )
-    parts = [Part(name=n, size=float(s), shown=f"{s / GIB:.2f} GiB", look=look) for n, s, look in sizes]
-    return bar("memory-gpu", f"One {gpu.title}", parts, "As the calibrated deployment is planned.")
+    return gpu_bar("memory-gpu", "One {}", plan, "As the calibrated deployment is planned.")
 
 
 def _pool_bar(run: RunData) -> Markup:

@@ -9,11 +9,10 @@ from typing import Any
 from calibration.kv_users import users_full
 from calibration.limits import NAMES
 from harness.cli.plan_view import headline, limit_rows, memory_rows, sentence
-from harness.export.charts import Part, bar, figure
+from harness.export.charts import figure
 from harness.export.markup import Child, Markup, element, join
+from harness.export.memory_bar import gpu_bar
 from harness.ui.sizing import Sized
-
-GIB = 1 << 30
 
 
 def card(sized: Sized, number: int) -> Markup:
@@ -108,18 +107,7 @@ def _datum(key: str, value: float | None) -> Markup:
 
 
 def _memory_bar(sized: Sized, number: int) -> Markup | None:
-    plan = sized.plan
-    stage, gpu = plan.memory.tightest, plan.deployment.gpu
-    if gpu is None or stage.overhead is None or stage.budget_bytes is None:
-        return None
-    sizes = (
-        ("weights", stage.weights.total_bytes, 1),
-        ("runtime and activations", stage.overhead.total_bytes, 2),
-        ("KV pool", max(0, stage.kv_bytes), 3),
-        ("left to others", gpu.usable_bytes - stage.budget_bytes, 0),
-    )
-    parts = [Part(name=n, size=float(s), shown=f"{s / GIB:.2f} GiB", look=look) for n, s, look in sizes]
-    return bar(f"bar-{number}", f"Memory of one {gpu.title}", parts)
+    return gpu_bar(f"bar-{number}", "Memory of one {}", sized.plan.memory)
 
 
 def _vram(sized: Sized) -> Markup:

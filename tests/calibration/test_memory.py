@@ -199,3 +199,15 @@ def test_a_model_that_keeps_nothing_has_no_pool_to_size() -> None:
     deployment = resolve_deployment(read_config(config, "x"), kv_cache_memory_bytes=GIB)
     with pytest.raises(Unsupported, match="keeps no cache"):
         plan_memory(deployment)
+
+
+@pytest.mark.parametrize("override", [None, 513])
+def test_the_parts_of_a_gpu_are_all_of_it(override: int | None) -> None:
+    plan = plan_memory(on("llama-3.1-8b", max_model_len=8192, num_gpu_blocks_override=override))
+    parts = plan.parts
+    assert parts is not None
+    assert plan.deployment.gpu is not None
+    assert sum(parts) == plan.deployment.gpu.usable_bytes
+    assert (parts.unused > 0) == (override is not None)
+    assert plan.pool is not None
+    assert override is None or parts.pool == plan.pool.bytes == 513 * 16 * 131_072
