@@ -129,10 +129,10 @@ def test_what_our_image_is_told_to_run_is_what_the_command_line_takes(services: 
 
 def test_the_run_is_written_where_the_exporter_reads_it(services: dict[str, Service]) -> None:
     out = next(word for word in services["harness"]["command"] if word.startswith("--out="))
-    assert out.removeprefix("--out=") == services["finished"]["command"][1] == "/work/results/first"
+    assert out.removeprefix("--out=") == services["finished"]["command"][1] == "/bench/results/first"
     mounts = {name: services[name]["volumes"][0] for name in ("harness", "finished")}
     assert mounts["harness"]["source"] == mounts["finished"]["source"] == "results"
-    assert mounts["harness"]["target"] == mounts["finished"]["target"] == "/work/results"
+    assert mounts["harness"]["target"] == mounts["finished"]["target"] == "/bench/results"
     assert "read_only" not in mounts["harness"]
     assert mounts["finished"]["read_only"]
 
