@@ -56,16 +56,14 @@ def test_combinations_are_planned_in_order_and_say_why_not() -> None:
     assert good.tokens_per_s_per_gpu == good.point.output_tokens_per_s / 4
 
 
-def test_more_gpus_hold_more_streams_and_more_of_them_within_a_latency() -> None:
-    two, four = compared("llama-3.3-70b", list(choices(["h200-sxm"], [2, 4], [1], ["fp8"], ["auto"])), Slo(tpot_s=0.02))
+def test_more_gpus_are_faster_for_one_stream_and_hold_more() -> None:
+    two, four = compared("llama-3.3-70b", list(choices(["h200-sxm"], [2, 4], [1], ["fp8"], ["auto"])))
     assert two.limits is not None
     assert four.limits is not None
     assert four.limits.kv_staggered > 2 * two.limits.kv_staggered
-    assert two.limits.binding == four.limits.binding == "tpot"
-    assert four.limits.users > 1.3 * two.limits.users
     assert two.point is not None
     assert four.point is not None
-    assert four.point.output_tokens_per_s > 1.3 * two.point.output_tokens_per_s
+    assert four.point.tpot_s < two.point.tpot_s
 
 
 def test_a_limit_on_latency_counts_in_a_comparison() -> None:
