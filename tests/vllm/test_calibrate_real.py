@@ -1,8 +1,7 @@
 """Calibrate a real vLLM on up to 16 users and two shapes, then hold it to 32 and 64 users and to a third shape.
 
 Long (about a quarter of an hour) and a measurement of the machine as much as of the model, so it runs by itself:
-``make calibrate-vllm``. With a quiet machine the limits below are what is asked; what was reached stands in
-``results/reference``.
+``make calibrate-vllm``. The limits below are what is asked of a quiet machine; no run has met them yet.
 """
 
 from __future__ import annotations
