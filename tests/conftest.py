@@ -1,7 +1,8 @@
 """What holds for every test.
 
 Tests that measure time over real sockets and processes are run again, up to twice, when they fail: a virtual machine that
-pauses for seconds is not a finding about the client. Tests of the pure rooms get one try.
+pauses for seconds is not a finding about the client. Tests of the pure rooms get one try, and so do measurements, which take
+minutes and are to be read, not repeated until they please.
 """
 
 from __future__ import annotations
@@ -28,5 +29,6 @@ TIMED = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(ROOT).as_posix().startswith(TIMED):
+        measures = item.get_closest_marker("bench") is not None
+        if not measures and item.path.relative_to(ROOT).as_posix().startswith(TIMED):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
