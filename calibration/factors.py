@@ -165,7 +165,10 @@ class FactorSet:
     def scaled(self, name: str, ratio: float) -> FactorSet:
         """The same set with one factor's value multiplied."""
         old = self.factors[name]
-        return replace(self, factors={**self.factors, name: replace(old, value=old.value * ratio)})
+        moved = Factor(
+            name, old.value * ratio, old.log_sd, old.source, old.prior_value, old.prior_log_sd, old.identified
+        )
+        return FactorSet({**self.factors, name: moved}, self.residual_log_sd, self.domain, self.covariances)
 
     def with_factors(self, *changed: Factor) -> FactorSet:
         return replace(self, factors={**self.factors, **{factor.name: factor for factor in changed}})

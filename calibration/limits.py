@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 from calibration.errors import InputError
@@ -165,83 +166,88 @@ def _outcome(server: Server, shape: Shape, users: float) -> Outcome:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The closed loop of a server over users, each number of them solved once: limits are looked for between the same ends."""
+
+    replicas: int
+    at: Callable[[float], OperatingPoint]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Logarithms of the users between which a limit is looked for: one of each replica, and more than anybody has."""
+        return math.log(self.replicas), math.log(_MOST_USERS * self.replicas)
+
+
 def limits_of(served: Serving, factors: FactorSet, shape: Shape, slo: Slo, *, intervals: bool = True) -> Limits:
     """Every limit on users; without ``intervals`` those of latency and the knee are points."""
     shape = replace(shape, requests_per_user=None)
-    server = served.server(factors, shape)
-    free = server._replace(max_running=None, max_num_seqs=int(_MOST_USERS))
+    loop = _Loop(served.deployment.dp, cache(partial(closed_loop, _free(served, factors, shape), shape)))
     wall = served.wall(shape)
     full, staggered = wall if wall is not None else (0.0, 0.0)
     basis = factors.basis(1, shape.prompt_tokens, shape.output_tokens)
 
     def reach(of: Callable[[OperatingPoint], float], limit: float | None, name: str) -> Estimate | None:
-        if limit is None:
+        value = None if limit is None else _users_where(loop, of, limit)
+        if value is None or limit is None:
             return None
-        sd = _log_sd(served, factors, shape, free, of, limit, name) if intervals else 0.0
-        return _users_at(free, shape, of, limit, sd, basis)
+        # where already one user is over the limit, it is that user's latency which is uncertain
+        at = value or float(loop.replicas)
+        sd = _log_sd(served, factors, shape, of, at, name) if intervals else 0.0
+        return _with_ends(loop, of, limit, Estimate(value, value, value, basis), sd)
 
     tpot = reach(lambda point: point.tpot_s, slo.tpot_s, "tpot")
     ttft = reach(lambda point: point.ttft_s, slo.ttft_s, "ttft")
-    bend = _knee(free, shape, basis)
+    bend = _knee(loop, basis)
     most = float(served.deployment.max_num_seqs * served.deployment.dp)
     found = [("kv_staggered", staggered), ("max_num_seqs", most)]
     found += [(name, at.value) for name, at in (("tpot", tpot), ("ttft", ttft), ("knee", bend)) if at is not None]
     return Limits(full, staggered, most, tpot, ttft, bend, tuple(sorted(found, key=lambda item: item[1])))
 
 
+def _free(served: Serving, factors: FactorSet, shape: Shape) -> Server:
+    """The server that no pool and no ``max_num_seqs`` bounds."""
+    return served._replace(pool=None).server(factors, shape)._replace(max_num_seqs=int(_MOST_USERS))
+
+
 def _log_sd(
     served: Serving,
     factors: FactorSet,
     shape: Shape,
-    free: Server,
     of: Callable[[OperatingPoint], float],
-    limit: float,
+    users: float,
     name: str,
 ) -> float:
-    """Spread of the quantity at the users where it reaches its limit."""
-    reached = _users_where(free, shape, of, limit)
-    if reached is None:
-        return 0.0
-    # where already one user is over the limit, it is that user's latency which is uncertain
-    users = reached or float(free.replicas)
+    """Spread of a quantity at so many users."""
 
     def again(changed: FactorSet) -> Outcome:
-        server = served.server(changed, shape)._replace(max_running=None, max_num_seqs=free.max_num_seqs)
-        return {name: of(closed_loop(server, shape, users))}
+        return {name: of(closed_loop(_free(served, changed, shape), shape, users))}
 
     found = propagate(again, factors, "extrapolated")[name]
     return math.log(found.high / found.value) / Z90
 
 
-def _users_at(
-    server: Server, shape: Shape, of: Callable[[OperatingPoint], float], limit: float, log_sd: float, basis: Basis
-) -> Estimate | None:
+def _with_ends(
+    loop: _Loop, of: Callable[[OperatingPoint], float], limit: float, at: Estimate, log_sd: float
+) -> Estimate:
     """Users at which a quantity reaches its limit; the ends of the interval are those at which it would, if the model were
     that much too fast or too slow."""
-    value = _users_where(server, shape, of, limit)
-    if value is None:
-        return None
     if log_sd == 0:
-        return Estimate(value, value, value, basis)
-    low, high = (_users_where(server, shape, of, limit * math.exp(sign * Z90 * log_sd)) for sign in (-1.0, 1.0))
-    return Estimate(value, low if low is not None else value, high if high is not None else math.inf, basis)
+        return at
+    low, high = (_users_where(loop, of, limit * math.exp(sign * Z90 * log_sd)) for sign in (-1.0, 1.0))
+    return at._replace(low=low if low is not None else at.value, high=high if high is not None else math.inf)
 
 
-def _users_where(server: Server, shape: Shape, of: Callable[[OperatingPoint], float], limit: float) -> float | None:
+def _users_where(loop: _Loop, of: Callable[[OperatingPoint], float], limit: float) -> float | None:
     """Users at which a quantity that grows with them reaches ``limit``; 0 where one user is over it, None where none is."""
 
     def left(log_users: float) -> float:
-        return _settled(math.log(limit / of(closed_loop(server, shape, math.exp(log_users)))))
+        return _settled(math.log(limit / of(loop.at(math.exp(log_users)))))
 
-    low, high = _span(server)
+    low, high = loop.span
     if left(low) < 0:
         return 0.0
     return None if left(high) >= 0 else math.exp(falling_root(left, low, high))
-
-
-def _span(server: Server) -> tuple[float, float]:
-    """Logarithms of the users between which a limit is looked for: one of each replica, and more than anybody has."""
-    return math.log(server.replicas), math.log(_MOST_USERS * server.replicas)
 
 
 def _settled(distance: float) -> float:
@@ -249,18 +255,15 @@ def _settled(distance: float) -> float:
     return 0.0 if abs(distance) < _CLOSE else distance
 
 
-def _knee(server: Server, shape: Shape, basis: Basis) -> Estimate | None:
+def _knee(loop: _Loop, basis: Basis) -> Estimate | None:
     """Users at which an added user brings ``KNEE_SLOPE`` of what the first one brings."""
-    low, high = _span(server)
-
-    def tokens(users: float) -> float:
-        return closed_loop(server, shape, users).output_tokens_per_s
-
-    first = tokens(server.replicas) / server.replicas
+    low, high = loop.span
+    first = loop.at(loop.replicas).output_tokens_per_s / loop.replicas
 
     def above(log_users: float) -> float:
         users = math.exp(log_users)
-        gained = (tokens(users * (1 + _SLOPE_STEP)) - tokens(users)) / (users * _SLOPE_STEP)
+        more = loop.at(users * (1 + _SLOPE_STEP)).output_tokens_per_s - loop.at(users).output_tokens_per_s
+        gained = more / (users * _SLOPE_STEP)
         return _settled(math.log(max(gained / first, _CLOSE) / KNEE_SLOPE))
 
     if above(high) >= 0:

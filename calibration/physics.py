@@ -88,7 +88,10 @@ class Physics(NamedTuple):
     def expert_bytes_hit(self, tokens: float) -> float:
         """Expected bytes of the experts that ``tokens`` tokens of one replica's step choose."""
         together = tokens * self.expert_replicas
-        return sum(g.bytes * expected_share(g.total, g.per_token, together) for g in self.experts)
+        hit = 0.0
+        for group in self.experts:
+            hit += group.bytes * expected_share(group.total, group.per_token, together)
+        return hit
 
     def kv_bytes(self, sequences: float, kv_tokens: float) -> float:
         """Cache bytes a decode step reads for ``sequences`` running sequences that hold ``kv_tokens`` together; a
@@ -96,12 +99,17 @@ class Physics(NamedTuple):
         if sequences <= 0:
             return 0.0
         context = kv_tokens / sequences
-        read = sum(group.kv_bytes_per_token * group.seen(context) for group in self.attention)
+        read = 0.0
+        for group in self.attention:
+            read += group.kv_bytes_per_token * group.seen(context)
         return sequences * (read + 2 * self.state_bytes_per_sequence)
 
     def attention_flops(self, tokens: float, context: float) -> float:
         """Operations of a prompt's attention to itself: ``tokens`` queries, each over the mean ``context`` before it."""
-        return tokens * sum(group.flops_per_token_pair * group.seen(context) for group in self.attention)
+        operations = 0.0
+        for group in self.attention:
+            operations += group.flops_per_token_pair * group.seen(context)
+        return tokens * operations
 
 
 def expected_share(total: int, per_token: int, tokens: float) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from calibration.errors import InputError
@@ -49,6 +49,12 @@ class Shape:
     think_s: float = 0.0
     requests_per_user: float | None = None
     cached_prompt_share: float = 0.0
+    #: steps a request decodes after its first token; one for a single output token, so that it is there at all
+    decode_steps: float = field(init=False, repr=False, compare=False)
+    #: prompt tokens that are computed
+    computed_tokens: float = field(init=False, repr=False, compare=False)
+    #: tokens a running sequence holds on average: its prompt and half of its output
+    mean_context: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_prompt_share < 1:
@@ -59,21 +65,10 @@ class Shape:
             raise InputError(f"output_tokens = {self.output_tokens!r}, expected at least 1")
         if not self.think_s >= 0:
             raise InputError(f"think_s = {self.think_s!r}, expected at least 0")
-
-    @property
-    def decode_steps(self) -> float:
-        """Steps a request decodes after its first token; one for a single output token, so that it is there at all."""
-        return max(1.0, self.output_tokens - 1)
-
-    @property
-    def computed_tokens(self) -> float:
-        """Prompt tokens that are computed."""
-        return self.prompt_tokens * (1 - self.cached_prompt_share)
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens a running sequence holds on average: its prompt and half of its output."""
-        return self.prompt_tokens + self.output_tokens / 2
+        # kept, for a fixed point reads them thousands of times
+        object.__setattr__(self, "decode_steps", max(1.0, self.output_tokens - 1))
+        object.__setattr__(self, "computed_tokens", self.prompt_tokens * (1 - self.cached_prompt_share))
+        object.__setattr__(self, "mean_context", self.prompt_tokens + self.output_tokens / 2)
 
 
 class Server(NamedTuple):

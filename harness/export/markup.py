@@ -26,7 +26,9 @@ def text(value: str) -> Markup:
     """A text as markup: markup itself stays, anything else is escaped."""
     if isinstance(value, Markup):
         return value
-    return Markup(escape(value.translate(_CONTROL), quote=True))
+    # translating looks at every character, and nearly no text holds one that is not to be shown
+    shown = value if value.isprintable() else value.translate(_CONTROL)
+    return Markup(escape(shown, quote=True))
 
 
 def join(*children: Child) -> Markup:
