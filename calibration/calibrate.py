@@ -100,7 +100,7 @@ def calibrate(
     """The calibration of a deployment from finished runs.
 
     Raises:
-        NotIdentifiable: fewer than three usable stages; says why each was left out.
+        NotIdentifiable: no usable stage; says why each was left out.
     """
     deployment = record.rebuild()
     served = serving(deployment)
@@ -172,6 +172,11 @@ def _notes(found: Fit, stages: Sequence[UsedStage]) -> list[str]:
         notes.append(
             f"holds for one shape only: {prompt:.0f} prompt and {output:.0f} output tokens; for others the intervals are "
             "as wide as the priors, and a decode-heavy beside a prefill-heavy shape would narrow them"
+        )
+    if domain is not None and domain.users[0] == domain.users[1]:
+        notes.append(
+            f"fitted at one level, {domain.users[0]:g} users: what grows with users is told by its prior, and far from this "
+            "level the intervals are as wide; one user and a level near the wall would narrow them"
         )
     odd = [stage for stage in stages if abs(stage.little_error or 0.0) > LITTLE_TOLERANCE]
     if odd:

@@ -7,6 +7,7 @@ that the data hardly narrow is not identified: it stays near its prior, about as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,15 +18,16 @@ import numpy.typing as npt
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
 from calibration.observation import Observation
-from calibration.queueing import ahead_s, launched_s, mean_step, mix_of, others_of
+from calibration.queueing import Mix, ahead_s, launched_s, mean_step, mix_of, mixed_s, others_of
 from calibration.regression import SCATTER_WEIGHT, condition, inflation, solve
 from calibration.serving import Serving
+from calibration.steptime import step_time
 
 Floats = npt.NDArray[np.float64]
 
 #: a factor is told by the data where they narrow its prior to this share
 _NARROWED = 0.7
-#: fewer observations than this tell nothing about a server
+#: a fit of fewer observations is no test of what it predicts: nearly all of it is the priors
 FEWEST_OBSERVATIONS = 3
 _STEP_ROUNDS = 3
 
@@ -91,13 +93,11 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
         scatter: expected; None takes that of the priors, which holds between published benchmarks.
 
     Raises:
-        NotIdentifiable: fewer than three observations.
+        NotIdentifiable: no observation at all; what a few do not tell stays at its prior, as wide.
     """
     known = [o for o in observations if not o.held_out]
-    if len(known) < FEWEST_OBSERVATIONS:
-        raise NotIdentifiable(
-            f"{len(known)} usable stages, at least {FEWEST_OBSERVATIONS} are needed", "run more levels below the wall"
-        )
+    if not known:
+        raise NotIdentifiable("no usable stage: there is nothing to fit", "run a few levels below the wall")
     names = [
         name
         for name in STEP_FACTORS
@@ -193,9 +193,19 @@ def _step_design(
     served: Serving, names: Sequence[str], factors: FactorSet, known: Sequence[Observation]
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Amounts of the step's factors in each observation, no offset, TPOT and its standard error."""
-    rows = [step_amounts(served, o, others_beside(served, factors, o)) for o in known]
+    mixes = [_mix(served, o, others_beside(served, factors, o)) for o in known]
+    rows = [_amounts(served, o, mix) for o, mix in zip(known, mixes, strict=True)]
     amounts = np.array([[row[name] for name in names] for row in rows])
-    return amounts, np.zeros(len(known)), np.array([o.tpot_s for o in known]), np.array([o.tpot_log_sd for o in known])
+    own_sd = [
+        math.hypot(o.tpot_log_sd, _order_sd(served, factors, o, mix)) for o, mix in zip(known, mixes, strict=True)
+    ]
+    return amounts, np.zeros(len(known)), np.array([o.tpot_s for o in known]), np.array(own_sd)
+
+
+def _order_sd(served: Serving, factors: FactorSet, o: Observation, mix: Mix) -> float:
+    """Relative error of TPOT for not knowing how many prompts fell into one step."""
+    step = step_time(served.physics, factors)
+    return mix.mixed_sd * mixed_s(step, mix.beside, o.shape.computed_tokens / mix.chunks) / o.tpot_s
 
 
 def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
@@ -213,9 +223,17 @@ def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
 
 def step_amounts(served: Serving, observation: Observation, others: float) -> dict[str, float]:
     """What each factor of the step multiplies in the mean step of an observation, with ``others`` beside a stream."""
-    p, d, shape = served.physics, served.deployment, observation.shape
+    return _amounts(served, observation, _mix(served, observation, others))
+
+
+def _mix(served: Serving, o: Observation, others: float) -> Mix:
+    d = served.deployment
+    return mix_of(o.shape, others, o.users / d.dp, budget=d.max_num_batched_tokens, micro_batches=d.pp)
+
+
+def _amounts(served: Serving, observation: Observation, mix: Mix) -> dict[str, float]:
+    p, shape = served.physics, observation.shape
     tokens, cached = shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens
-    mix = mix_of(shape, others, budget=d.max_num_batched_tokens, micro_batches=d.pp)
     chunk = tokens / mix.chunks
     hit = p.expert_bytes_hit(mix.seen) * (1 - mix.mixed) + p.expert_bytes_hit(mix.seen + chunk) * mix.mixed
     ideal = p.compute_s_per_token + p.expert_compute_s_per_token

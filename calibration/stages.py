@@ -32,6 +32,10 @@ _MOST_OF_A_LIFE = 0.8
 _LEAST_LOG_SD = 1e-3
 #: what a window too short to be called steady is worth
 _SHORT_LOG_SD = {"tpot_ms": 0.02, "ttft_ms": 0.06}
+#: what the means are worth that another tool printed of its whole run, fill and drain among them
+_PRINTED_LOG_SD = {"tpot_ms": 0.05, "ttft_ms": 0.2}
+#: with fewer of the level's streams in flight on average, it is another level that was measured
+_LEAST_DELIVERED = 0.9
 #: a stage whose means are less sure than this tells nothing
 _MOST_LOG_SD = 0.5
 
@@ -88,7 +92,7 @@ def _read(
     lengths = "" if prompt is None or output is None else f", {prompt:.0f} + {output:.0f} tokens"
     label = f"stage {stage['index'] + 1}: {users if users is not None else '-'} users{lengths}"
     found = Reading(label, users, prompt, output, None, "", stage["output_tokens_per_s"])
-    reason = _reason(stage, max_num_seqs, wall_users, unsteady)
+    reason = _reason(stage, max_num_seqs, wall_users, unsteady) or _undelivered(stage, planned)
     if reason:
         return found._replace(reason=reason)
     shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=float(planned.get("think") or 0.0))
@@ -110,7 +114,10 @@ def _read(
     )
     if observation.tpot_log_sd > _MOST_LOG_SD:
         return found._replace(reason="too few answers ended in the window to tell a mean")
-    return found._replace(observation=observation, little_error=_little(stage, observation))
+    little_error = _little(stage, observation)
+    if stage.get("carried_over") and (little_error is None or little_error > 1 / _LEAST_DELIVERED - 1):
+        return found._replace(reason="only the numbers of a whole run are known, and fill and drain are too much of it")
+    return found._replace(observation=observation, little_error=little_error)
 
 
 def _reason(stage: Mapping[str, Any], max_num_seqs: int | None, wall_users: float | None, unsteady: bool) -> str:
@@ -141,10 +148,20 @@ def _reason(stage: Mapping[str, Any], max_num_seqs: int | None, wall_users: floa
         return f"beyond the wall: the pool holds {wall_users:.1f} streams on average"
     if max_num_seqs is not None and users > max_num_seqs:
         return f"beyond the limit max_num_seqs of {max_num_seqs}"
+    if stage.get("carried_over"):
+        return ""
     window = stage["window"]
     if window is None or (not window["steady"] and not unsteady and not _is_only_short(stage)):
         return f"not steady: {'; '.join(_faults(stage)) or 'no window'}"
     return ""
+
+
+def _undelivered(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+    """Why it is another level that was measured; empty where it is not. Users that think are not in flight all the time."""
+    delivered = (stage.get("client") or {}).get("concurrency_mean")
+    if planned.get("think") or delivered is None or delivered >= _LEAST_DELIVERED * stage["users"]:
+        return ""
+    return f"only {delivered:.3g} of {stage['users']} streams were in flight on average"
 
 
 def _faults(stage: Mapping[str, Any]) -> list[str]:
@@ -206,6 +223,7 @@ def _log_sd(stage: Mapping[str, Any], key: str, users: float) -> float:
     else:
         return _MOST_LOG_SD
     least = _LEAST_LOG_SD if stage["window"]["steady"] else _SHORT_LOG_SD[key]
+    least = _PRINTED_LOG_SD[key] if stage.get("carried_over") else least
     return float(max(least, error / stats["mean"]))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -27,9 +27,13 @@ from calibration.errors import InputError
 from calibration.families import read_config
 from harness.clock import wall_time
 from harness.errors import UsageError
+from harness.formats.imported import as_run
+from harness.formats.read import is_result, read_files
 from harness.observe.probe import ProbeResult
 from harness.store import RunData, read_run
 from loadprofiles.profile import Profile, parse_profile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,14 @@ class Told:
     pp: int = 1
     weights: str = "auto"
     dtype: str | None = None
+    dp: int | None = None
+    kv: str | None = None
+    vllm_version: str | None = None
+    max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
     num_gpu_blocks: int | None = None
     enforce_eager: bool = False
 
@@ -61,25 +71,29 @@ def record_of(probed: ProbeResult, told: Told) -> DeploymentRecord:
     blocks = _first(told.num_gpu_blocks, None if pool is None else pool.num_blocks)
     on_cpu = told.device == "cpu"
     if blocks is None and (on_cpu or told.gpu is None):
+        said = f"the KV pool of {_first(probed.model, probed.base_url)} is not known: nothing shows it"
+        if on_cpu:
+            raise InputError(f"{said}, and on a CPU it follows from no datasheet", "give --num-gpu-blocks")
         raise InputError(
-            f"the KV pool of {probed.base_url} is not known: it shows none, and no GPU was named to reckon it from",
-            "open its /metrics (--metrics-url), or give --gpu or --num-gpu-blocks",
+            f"{said}, and no GPU was named to reckon it from",
+            "give --gpu or --num-gpu-blocks; of a live server, open its /metrics (--metrics-url)",
         )
     deployment = resolve_deployment(
         architecture,
         gpu=None if on_cpu else gpu_named(told.gpu or UNKNOWN_GPU.name),
         device=told.device,
-        vllm_version=probed.vllm_version,
+        vllm_version=_first(told.vllm_version, probed.vllm_version),
         tp=told.tp,
         pp=told.pp,
-        dp=probed.engines or 1,
+        dp=_first(told.dp, probed.engines) or 1,
         dtype=told.dtype,
         weights=told.weights,
-        kv=(pool and pool.kv_cache_dtype) or "auto",
-        max_model_len=probed.max_model_len,
+        kv=_first(told.kv, pool.kv_cache_dtype if pool else None) or "auto",
+        max_model_len=_first(told.max_model_len, probed.max_model_len),
         max_num_seqs=_first(told.max_num_seqs, probed.max_num_seqs),
         max_num_batched_tokens=_first(told.max_num_batched_tokens, probed.max_num_batched_tokens),
-        block_size=pool.block_size if pool else None,
+        gpu_memory_utilization=told.gpu_memory_utilization,
+        block_size=_first(told.block_size, pool.block_size if pool else None),
         num_gpu_blocks_override=blocks,
         enable_prefix_caching=pool.prefix_caching if pool else None,
         enforce_eager=told.enforce_eager,
@@ -87,7 +101,7 @@ def record_of(probed: ProbeResult, told: Told) -> DeploymentRecord:
     return record_deployment(deployment, model, probed.model)
 
 
-def _first(*values: int | None) -> int | None:
+def _first(*values: T | None) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
@@ -105,6 +119,10 @@ def _model(probed: ProbeResult, told: Told) -> str | Mapping[str, Any]:
     if probed.model_root and root.is_file():
         return _config(root)
     names = [name for name in (probed.model_root, probed.model) if name]
+    if not names:
+        raise InputError(
+            "the result does not say which model it measured", "give --model as `vllm-harness models` lists it"
+        )
     for name in names:
         try:
             find_model(name)
@@ -113,7 +131,7 @@ def _model(probed: ProbeResult, told: Told) -> str | Mapping[str, Any]:
         return name
     raise InputError(
         f"the architecture of {names[0]!r} is not known: it is not in the catalog, and its config.json is not readable here",
-        "give --model-config with the model's config.json, or with a name that `vllm-harness models` lists",
+        "give --model-config with its config.json or a name that `vllm-harness models` lists; of finished runs also --model",
     )
 
 
@@ -185,25 +203,31 @@ def finished_run(run: RunData, *, is_scout: bool = False) -> FinishedRun:
 
 #: what a probe shows of a server that makes it another one
 _IDENTITY = ("model_root", "vllm_version", "max_model_len", "engines", "pool", "max_num_seqs", "max_num_batched_tokens")
+#: what another tool's result says of a server
+_IDENTITY_IMPORTED = ("model",)
 
 
 def one_server(runs: Sequence[RunData]) -> ProbeResult:
-    """The server of all these runs.
+    """The server of all these runs: what any of them shows of it.
 
     Raises:
         UsageError: they are of different ones; names what differs.
     """
-    probes = [probe_of(run) for run in runs]
-    for run, other in zip(runs[1:], probes[1:], strict=True):
-        for key in _IDENTITY:
-            here, there = getattr(probes[0], key), getattr(other, key)
-            if here != there:
+    probes = [(run.folder, probe_of(run)) for run in runs]
+    live = [probe for run, (_, probe) in zip(runs, probes, strict=True) if run.run.get("source") != "imported"]
+    shown = {}
+    for key in _IDENTITY if live else (*_IDENTITY, *_IDENTITY_IMPORTED):
+        known = [(folder, value) for folder, probe in probes if (value := getattr(probe, key)) not in (None, "")]
+        for folder, value in known[1:]:
+            if value != known[0][1]:
                 raise UsageError(
-                    f"{runs[0].folder} and {run.folder} are of different deployments: {key} is {_shown(here)} in the first "
-                    f"and {_shown(there)} in the second",
+                    f"{known[0][0]} and {folder} are of different deployments: {key} is {_shown(known[0][1])} in the first "
+                    f"and {_shown(value)} in the second",
                     "calibrate each by itself",
                 )
-    return probes[0]
+        if known:
+            shown[key] = known[0][1]
+    return (live or [probe for _, probe in probes])[0].model_copy(update=shown)
 
 
 def _shown(value: object) -> str:
@@ -212,12 +236,12 @@ def _shown(value: object) -> str:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """Finished runs.
+    """Finished runs; a result of another tool is one too, of the steady part of each of its levels.
 
     Raises:
         UsageError: one holds no run, or none of its stages ended.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [as_run(read_files([path]), path) if is_result(path) else read_run(path) for path in folders]
     for run in runs:
         if not run.stages:
             raise UsageError(f"{run.folder} has no finished stage: there is nothing to fit")

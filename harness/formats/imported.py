@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
@@ -30,7 +30,7 @@ from harness.measure.tokens import count_tokens, spread_evenly
 from harness.measure.window import StageLoad, Window, find_window, spans
 from harness.observe.probe import ProbeResult
 from harness.record import Record
-from harness.store import REQUESTS, SCRAPES, RunWriter
+from harness.store import REQUESTS, SCRAPES, RunData, RunWriter
 
 Row = dict[str, Any]
 WindowRule = Literal["whole", "steady"]
@@ -104,7 +104,10 @@ def write_folder(run: ImportedRun, out: Path, window: WindowRule = "whole") -> I
     made = not out.exists()
     writer = RunWriter(out)
     try:
-        return _write(run, writer, window)
+        found, description = _read(run, window, writer.add_record)
+        writer.write_run(description)
+        writer.write_summary(found.stages)
+        return found
     except HarnessError:
         writer.close()
         for name in (REQUESTS, SCRAPES):
@@ -117,7 +120,20 @@ def write_folder(run: ImportedRun, out: Path, window: WindowRule = "whole") -> I
         writer.close()
 
 
-def _write(run: ImportedRun, writer: RunWriter, window: WindowRule) -> Imported:
+def as_run(run: ImportedRun, path: Path, window: WindowRule = "steady") -> RunData:
+    """The run as if its folder had been made and read, with ``path`` in place of the folder; its requests are not kept.
+
+    Raises:
+        UsageError: a file does not read.
+    """
+    made, description = _read(run, window, None)
+    return RunData(path, description, made.stages)
+
+
+def _read(
+    run: ImportedRun, window: WindowRule, keep: Callable[[bytes], None] | None
+) -> tuple[Imported, dict[str, Any]]:
+    """What became of a run, and its ``run.json``; every line of ``requests.jsonl`` goes to ``keep``."""
     stages: list[dict[str, Any]] = []
     checks: list[Check] = []
     warnings = list(run.warnings)
@@ -126,7 +142,7 @@ def _write(run: ImportedRun, writer: RunWriter, window: WindowRule) -> Imported:
     for index, stage in enumerate(run.stages):
         requests = None
         if stage.rows is not None:
-            requests = by_stage(_kept(stage.rows, index, writer), "imported").get(index)
+            requests = by_stage(_kept(stage.rows, index, keep), "imported").get(index)
         if requests is None:
             stages.append(_carried_over(index, stage))
         else:
@@ -135,16 +151,15 @@ def _write(run: ImportedRun, writer: RunWriter, window: WindowRule) -> Imported:
             stages.append(_measured(index, stage, requests, window))
             warnings += [_differs(one, run.format) for one in found if one.agrees is False]
         warnings += [text for text in stage.warnings if text not in warnings]
-    writer.write_run(_description(run, stages, checks, warnings))
-    writer.write_summary(stages)
-    return Imported(stages, checks, warnings)
+    return Imported(stages, checks, warnings), _description(run, stages, checks, warnings)
 
 
-def _kept(rows: Iterable[Row], index: int, writer: RunWriter) -> Iterator[Row]:
+def _kept(rows: Iterable[Row], index: int, keep: Callable[[bytes], None] | None) -> Iterator[Row]:
     for number, row in enumerate(rows):
         row["stage"] = index
         row["request_id"] = row["request_id"] or f"{index}-{number}"
-        writer.add_record(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        if keep is not None:
+            keep(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         yield row
 
 
@@ -202,7 +217,7 @@ def _carried_over(index: int, stage: ImportedStage) -> dict[str, Any]:
     }
     ok = filled.get("requests", {}).get("ok") or 0
     reasons = ["imported without requests: the numbers are those the other tool printed, of its whole run"]
-    return {**blank, **filled, "users": stage.users, "valid": ok > 0, "reasons": reasons}
+    return {**blank, **filled, "users": stage.users, "valid": ok > 0, "reasons": reasons, "carried_over": True}
 
 
 def _description(

@@ -12,6 +12,7 @@ import orjson
 from harness.errors import UsageError
 from harness.formats import aiperf, guidellm, vllm_bench
 from harness.formats.imported import ImportedRun
+from harness.store import RUN
 
 FORMATS = (vllm_bench.FORMAT, guidellm.FORMAT, aiperf.FORMAT)
 _KNOWN = "a result of vllm bench serve, guidellm or aiperf"
@@ -35,6 +36,11 @@ def read_files(paths: Sequence[Path], format_: str = "auto") -> ImportedRun:
     stages = [stage for run in runs for stage in run.stages]
     warnings = dict.fromkeys(text for run in runs for text in run.warnings)
     return replace(runs[0], stages=stages, warnings=tuple(warnings))
+
+
+def is_result(path: Path) -> bool:
+    """Is this no run of ours, but a file, or a folder of aiperf's?"""
+    return path.is_file() or (path.is_dir() and not (path / RUN).is_file() and aiperf.companions(path) != (None, None))
 
 
 def _read(path: Path, format_: str) -> ImportedRun:

@@ -162,3 +162,32 @@ def test_a_short_stage_is_used_where_it_was_meant_short() -> None:
 def test_what_is_no_stage_is_refused() -> None:
     with pytest.raises(InputError, match="a stage cannot be read"):
         read_stage({"index": 0})
+
+
+def printed_only(**changes: Any) -> dict[str, Any]:
+    """As another tool's aggregates are carried over: its printed means, no gaps, nothing called steady."""
+    found = stage(window__steady=False, intervals=None, server=None, **changes)
+    return found | {"carried_over": True, "chunk_gap_ms": {"n": 0, "mean": 10.0}}
+
+
+def test_what_another_tool_printed_of_a_whole_run_counts_for_less() -> None:
+    o = read_stage(printed_only()).observation
+    assert o is not None
+    assert (o.tpot_s, o.tpot_log_sd) == (pytest.approx(0.0101), pytest.approx(0.05))
+    assert o.ttft_log_sd == pytest.approx(0.2)
+
+
+def test_printed_numbers_that_are_mostly_fill_and_drain_are_left_out() -> None:
+    rate = GOOD["output_tokens_per_s"]
+    assert read_stage(printed_only(output_tokens_per_s=0.92 * rate)).observation is not None
+    read = read_stage(printed_only(output_tokens_per_s=0.8 * rate))
+    assert read.observation is None
+    assert read.reason == "only the numbers of a whole run are known, and fill and drain are too much of it"
+
+
+def test_a_level_of_which_few_streams_were_in_flight_is_left_out() -> None:
+    assert read_stage(stage(client={"concurrency_mean": 7.6})).observation is not None
+    read = read_stage(stage(client={"concurrency_mean": 5.9}))
+    assert read.reason == "only 5.9 of 8 streams were in flight on average"
+    thinking = read_stage(stage(client={"concurrency_mean": 5.9}), {"think": 0.2})
+    assert thinking.observation is not None
