@@ -231,12 +231,12 @@ def spot_of(metric: str, samples: Sequence[Sample], level: float, run_log_sd: fl
         return None
     if len(spots) == 1:
         return _widened(spots[0], run_log_sd * student(1 - level / 2, 1_000))
-    return _repeated(spots, level, run_log_sd)
+    return repeated(spots, level, run_log_sd)
 
 
-def _repeated(spots: Sequence[Spot], level: float, run_log_sd: float) -> Spot:
-    """The geometric mean of repeats: its interval from what each says of itself, or from how far they are apart where
-    that is more."""
+def repeated(spots: Sequence[Spot], level: float, run_log_sd: float = 0.0) -> Spot:
+    """The geometric mean of two repeats or more: its interval from what each says of itself, or from how far they are apart
+    where that is more."""
     k = len(spots)
     logs = np.log([spot.value for spot in spots])
     value = float(np.exp(logs.mean()))

@@ -13,6 +13,8 @@ from harness.errors import GateFailed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rich.table import Table
+
     from calibration.compare import Comparison, KvPool, Prediction
     from harness.store import RunData
 
@@ -92,15 +94,27 @@ def _refuse(options: Mapping[str, Any], where: str) -> None:
 
 def _saturation(run: Path, plan: Path | None, tolerance: float | None, *, json: bool) -> None:
     """Predicted and measured saturation of one run."""
+    from harness.cli.repeats_view import as_json, levels_repeated, repeats_table
     from harness.store import read_run
 
-    document = document_of(read_run(run), plan)
+    data = read_run(run)
+    document = document_of(data, plan)
+    repeats = levels_repeated(data)
     comparison: Comparison = document.pop("comparison")
     missed = None if tolerance is None else comparison.missed(tolerance)
     if json:
-        _print_json({"run": str(run), **document, **comparison.to_dict(), "tolerance": tolerance, "missed": missed})
+        _print_json(
+            {
+                "run": str(run),
+                **document,
+                **comparison.to_dict(),
+                **as_json(repeats),
+                "tolerance": tolerance,
+                "missed": missed,
+            }
+        )
     else:
-        _show(comparison, document)
+        _show(comparison, document, repeats_table(repeats) if repeats else None)
     if missed is not None:
         raise GateFailed(missed, "see the table: which level showed the limit first, and by what")
 
@@ -187,7 +201,7 @@ def _print_json(document: dict[str, Any]) -> None:
     print_document(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def _show(comparison: Comparison, document: Mapping[str, Any]) -> None:
+def _show(comparison: Comparison, document: Mapping[str, Any], repeats: Table | None) -> None:
     import sys
 
     from harness.cli.display import Display
@@ -195,6 +209,8 @@ def _show(comparison: Comparison, document: Mapping[str, Any]) -> None:
     console = Display(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(_levels_table(comparison))
     console.print()
+    if repeats is not None:
+        console.print(repeats, "", sep="\n")
     lengths = (document["prompt_tokens_mean"], document["output_tokens_mean"])
     for sentence in sentences(comparison, *lengths):
         console.print(sentence, markup=False, soft_wrap=True)
@@ -202,7 +218,7 @@ def _show(comparison: Comparison, document: Mapping[str, Any]) -> None:
         console.print(f"left out: {name}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _levels_table(comparison: Comparison) -> Any:
+def _levels_table(comparison: Comparison) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)

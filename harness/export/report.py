@@ -22,6 +22,7 @@ from harness.export import report_sections as sections
 from harness.export.charts import draw
 from harness.export.markup import Markup, element, join
 from harness.export.report_curves import curves, groups, of_calibration, over_time
+from harness.export.report_repeats import repeats
 from harness.export.timeline import timeline
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def report_body(run: RunData, compared: Compared, calibration: Calibration | Non
     return join(
         sections.head(run, comparison, compared.why),
         sections.facts(compared.sentences),
-        sections.section("Levels", sections.levels(run.stages)),
+        sections.section("Levels", sections.levels(run.stages), repeats(run)),
         sections.section(
             "Measured and predicted", sections.charts(drawn, sections.curves_note(drawn, calibration, refused))
         ),

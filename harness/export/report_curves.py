@@ -11,6 +11,7 @@ from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
 from harness.export.charts import Axis, Chart, Mark, Series
 from harness.export.timeline import Timeline
+from harness.measure.repeats import pooled, usable
 
 if TYPE_CHECKING:
     from calibration.calibration_file import Calibration
@@ -22,6 +23,11 @@ Stage = Mapping[str, Any]
 BETWEEN = 9
 #: request lengths that are drawn apart, and how far two may differ and be one
 MOST_LENGTHS, _SAME_LENGTH = 4, 0.05
+#: what is said where passes were pooled
+REPEATED = (
+    "A level that was repeated is one point, the geometric mean of its passes, with an interval no narrower than the passes"
+    " lie apart."
+)
 #: users span more than this from least to most: a logarithmic axis
 _LOG_SPAN = 6.0
 
@@ -172,7 +178,7 @@ def _curve(
         series += _measured(metric, group, place, alone=len(found) == 1)
     repeated = any(len(group.at(n)) > 1 for group in found for n in group.users)
     said = ["Whiskers are 90 % intervals of the mean."] if any(s.style == "measured" and s.low for s in series) else []
-    said += ["A level that was repeated is the mean of its passes."] if repeated else []
+    said += [REPEATED] if repeated else []
     return Chart(
         key=f"curve-{metric.key}",
         title=metric.title,
@@ -197,16 +203,24 @@ def _measured(metric: Metric, group: Group, place: int, *, alone: bool) -> list[
 
 
 def _with_intervals(name: str, group: Group, key: str, look: int) -> Series:
-    """A measured curve with the intervals that the summary has of its means; runs of older versions have none. Of passes of
-    one level the widest ends."""
-    rows = [group.at(n) for n in group.users]
-    y = [_mean([stage[key] if key == "output_tokens_per_s" else stage[key]["mean"] for stage in row]) for row in rows]
-    ends = [[found for stage in row if (found := (stage.get("intervals") or {}).get(key))] for row in rows]
-    if not any(ends):
+    """A measured curve with the intervals that the summary has of its means; runs of older versions have none. Passes of
+    one level are pooled."""
+    points = [_point(group.at(n), key) for n in group.users]
+    y, low, high = ([point[i] for point in points] for i in range(3))
+    if all(end is None for end in low):
         return Series(name=name, x=group.users, y=y, look=look)
-    low = [min((end["low"] for end in some), default=None) for some in ends]
-    high = [max((end["high"] for end in some), default=None) for some in ends]
     return Series(name=name, x=group.users, y=y, low=low, high=high, look=look)
+
+
+def _point(row: Sequence[Stage], key: str) -> tuple[float | None, float | None, float | None]:
+    """A level's value with the ends of its interval, as far as there is one."""
+    passes = [stage for stage in row if usable(stage)]
+    if (found := pooled(passes, key)) is not None:
+        return found.value, found.low, found.high
+    known = [(stage[key] if key == "output_tokens_per_s" else stage[key]["mean"], stage) for stage in row]
+    value, stage = next(((value, stage) for value, stage in known if value is not None), (None, row[0]))
+    interval = (stage.get("intervals") or {}).get(key)
+    return (value, None, None) if interval is None else (value, interval["low"], interval["high"])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

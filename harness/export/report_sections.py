@@ -113,7 +113,7 @@ def facts(sentences: Sequence[str]) -> Markup | None:
     return element("dl", [join(element("dt", name), element("dd", said)) for name, said in pairs], class_="facts")
 
 
-def _headed(columns: Sequence[str], rows: Sequence[Markup], label: str, text_columns: Sequence[str] = ()) -> Markup:
+def headed(columns: Sequence[str], rows: Sequence[Markup], label: str, text_columns: Sequence[str] = ()) -> Markup:
     cells = [element("th", name, scope="col", class_="text" if name in text_columns else None) for name in columns]
     table = element("table", element("thead", element("tr", cells)), element("tbody", rows))
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
@@ -144,7 +144,7 @@ def levels(stages: Sequence[Stage]) -> Markup:
         "preempted",
         "window",
     )
-    return _headed(columns, [_level(stage) for stage in stages], "Levels")
+    return headed(columns, [_level(stage) for stage in stages], "Levels")
 
 
 def _level(stage: Stage) -> Markup:
@@ -253,7 +253,7 @@ def factors(calibration: Calibration | None) -> Markup:
                 source,
             )
         )
-    table = _headed(
+    table = headed(
         ("factor", "value", "low", "high", "unit", "told by", "where from"), rows, "Correction factors", ("where from",)
     )
     notes = [element("li", note) for note in calibration.notes]
@@ -287,7 +287,7 @@ def client(stages: Sequence[Stage]) -> Markup:
         rows.append(
             element("tr", name, [element("td", cell) for cell in cells], class_=None if stage["valid"] else "invalid")
         )
-    return _headed(columns, rows, "Client health")
+    return headed(columns, rows, "Client health")
 
 
 def invalid(stages: Sequence[Stage]) -> Markup:
@@ -303,7 +303,7 @@ def invalid(stages: Sequence[Stage]) -> Markup:
         rows.append(element("tr", name, cells, class_=None if stage["valid"] else "invalid"))
     if not rows:
         return element("p", "Every stage is valid and steady, and no request failed.", class_="good")
-    return _headed(("stage", "is", "because"), rows, "What was invalid", ("because",))
+    return headed(("stage", "is", "because"), rows, "What was invalid", ("because",))
 
 
 def _said(table: Mapping[str, Any], key: str) -> str:

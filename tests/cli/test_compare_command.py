@@ -151,3 +151,41 @@ def test_what_cannot_be_compared_exits_2_and_says_why(
     Path("broken.json").write_text("{")
     assert run(monkeypatch, *words) == 2
     assert message in capfd.readouterr().err
+
+
+def write_repeated(folder: Path) -> Path:
+    """Two levels, three passes each, the second pass a tenth slower."""
+    writer = RunWriter(folder)
+    writer.write_run({"deployment": {"pool": POOL, "engines": 1, "max_num_seqs": None}})
+    stages = []
+    for index, (users, rate) in enumerate([(2, 58.0), (4, 120.0), (4, 110.0), (2, 52.0), (2, 57.0), (4, 121.0)]):
+        stages.append(stage(index, users, 0) | {"output_tokens_per_s": rate})
+    writer.write_summary(stages)
+    writer.close()
+    return folder
+
+
+def test_repeated_levels_are_pooled_with_an_interval_as_wide_as_they_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_repeated(tmp_path / "run")
+    assert run(monkeypatch, folder, "--json") == 0
+    repeats = json.loads(capfd.readouterr().out)["repeats"]
+    assert [(level["users"], level["stages"]) for level in repeats] == [(2, [0, 3, 4]), (4, [1, 2, 5])]
+    rate = repeats[1]["output_tokens_per_s"]
+    assert rate["mean"] == pytest.approx((120 * 110 * 121) ** (1 / 3))
+    assert rate["low"] < 110
+    assert rate["high"] > 121
+    assert rate["n"] == 3
+    assert run(monkeypatch, folder) == 0
+    out = capfd.readouterr().out
+    assert "repeated levels, pooled" in out
+    assert "4 users, 64 + 100 tokens" in out
+    assert "3 of 3" in out
+
+
+def test_a_run_that_repeats_nothing_says_nothing_of_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, write_run(tmp_path / "run"), "--json") == 0
+    assert "repeats" not in json.loads(capfd.readouterr().out)

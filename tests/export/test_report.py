@@ -16,6 +16,7 @@ from harness.errors import LocalFault, UsageError
 from harness.export.report import Compared, report_html, write_report
 from harness.export.report_sections import answer, without_user
 from harness.export.timeline import timeline
+from harness.measure.repeats import repeated_levels
 from harness.store import read_run
 
 
@@ -65,6 +66,45 @@ def test_every_number_of_every_stage_is_there_exactly(tmp_path: Path) -> None:
             assert {stats["mean"], stats["p99"]} <= shown
         assert {stage["client"]["loop_lag_ms_p99"], stage["client"]["concurrency_mean"]} <= shown
         assert {stage["server"]["kv_cache_usage_max"], stage["server"]["preemptions"]} <= shown
+
+
+def repeated_folder(folder: Path) -> Path:
+    """The reference run with a second pass, a tenth faster."""
+    run_folder(folder)
+    summary, run = (orjson.loads((folder / name).read_bytes()) for name in ("summary.json", "run.json"))
+    stages = summary["stages"]
+    for stage in list(stages):
+        again = orjson.loads(orjson.dumps(stage)) | {"index": len(stages)}
+        again["output_tokens_per_s"] = 1.1 * stage["output_tokens_per_s"]
+        stages.append(again)
+    run["profile"]["stages"] *= 2
+    (folder / "summary.json").write_bytes(orjson.dumps(summary))
+    (folder / "run.json").write_bytes(orjson.dumps(run))
+    return folder
+
+
+def test_repeated_levels_are_pooled_in_a_table_and_on_the_curves(tmp_path: Path) -> None:
+    folder = repeated_folder(tmp_path / "run")
+    page = page_of(folder)
+    seen = Seen(page)
+    run = read_run(folder)
+    levels = repeated_levels(run.stages, run.run["profile"]["stages"])
+    assert [level.load.users for level in levels] == [stage["users"] for stage in run.stages[: len(levels)]]
+    assert "Repeated levels, pooled" in page
+    for level in levels:
+        for metric in ("output_tokens_per_s", "ttft_ms", "tpot_ms"):
+            found = level.metrics[metric]
+            assert found is not None
+            assert {found.value, found.low, found.high, found.spread} <= set(seen.values)
+        rate = level.metrics["output_tokens_per_s"]
+        assert rate is not None
+        first, second = (run.stages[index]["output_tokens_per_s"] for index in level.stages)
+        assert rate.low < first < rate.value < second < rate.high
+    assert "the geometric mean of its passes" in page
+
+
+def test_a_run_that_repeats_nothing_has_no_such_table(tmp_path: Path) -> None:
+    assert "Repeated levels" not in page_of(run_folder(tmp_path / "run"))
 
 
 def test_every_reason_is_told(tmp_path: Path) -> None:
