@@ -177,7 +177,9 @@ def execute(options: RampOptions, *, json: bool, quiet: bool, report: bool = Tru
 
     from harness.cli.display import Display
     from harness.cli.live import LiveView, QuietView, stage_table
+    from harness.cli.repeats_view import levels_repeated, repeats_table
     from harness.load.run import Run
+    from harness.store import read_run
 
     view: LiveView | QuietView = QuietView() if quiet else LiveView(Display(stderr=True))
     run = Run(options, view)
@@ -192,6 +194,8 @@ def execute(options: RampOptions, *, json: bool, quiet: bool, report: bool = Tru
         elif run.stages and not quiet:
             out = Display(width=None if sys.stdout.isatty() else 140)
             out.print(stage_table(run.stages))
+            if repeats := levels_repeated(read_run(options.out)):
+                out.print("", repeats_table(repeats), "", sep="\n")
             for stage in run.stages:
                 for reason in stage["reasons"]:
                     out.print(f"  stage {stage['index'] + 1}: {reason}", style="yellow", highlight=False)
@@ -238,9 +242,16 @@ def _print_json(options: RampOptions, run: Run) -> None:
     import orjson
 
     from harness.cli.display import print_document
-    from harness.store import SCHEMA_VERSION
+    from harness.cli.repeats_view import as_json, levels_repeated
+    from harness.store import SCHEMA_VERSION, read_run
 
-    document = {"schema_version": SCHEMA_VERSION, "out": str(options.out), "stages": run.stages, **run.found()}
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "out": str(options.out),
+        "stages": run.stages,
+        **as_json(levels_repeated(read_run(options.out))),
+        **run.found(),
+    }
     print_document(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
