@@ -28,9 +28,10 @@ from calibration.serving import Serving
 
 Floats = npt.NDArray[np.float64]
 
-#: lives of a request: its users start over one; those who began before the last did live another; then they are measured
-#: over these, and the last ones drain
-START_LIVES = 1.0
+#: lives of a request: its users start over one and a little more, for who starts faster than requests end comes into the
+#: prompts of the others, and equal requests that began together stay together; those who began before the last did live
+#: another; then they are measured over these, and the last ones drain
+START_LIVES = 1.2
 SETTLE_LIVES = 1.0
 MEASURED_LIVES = 3.0
 _DRAIN_LIVES = 0.7
@@ -40,7 +41,7 @@ LEAST_WINDOW_S = 4.0
 _BETWEEN_S = 0.8
 _MOST_STRETCH = 3.0
 #: where the server is slow for the budget: little more than two lives measured, and whoever began early counts
-BRIEF_START_LIVES, BRIEF_MEASURED_LIVES = 0.7, 2.6
+BRIEF_START_LIVES, BRIEF_MEASURED_LIVES = 1.0, 2.6
 #: no stage takes a larger share of the budget
 _MOST_SHARE = 0.3
 #: relative error of a stage's mean about the model, of TPOT and TTFT
@@ -105,19 +106,26 @@ class Wish:
 
 
 def scout(served: Serving, factors: FactorSet, wish: Wish) -> tuple[DesignedStage, ...]:
-    """The first stages: one user at the shortest and at the longest prompt, and some users at the shortest, each over
-    after a few requests or a tenth of the budget."""
+    """The first stages: one user and some, each at the shortest and at the longest prompt, over after a few requests or a
+    tenth of the budget. Without some at the longest nothing tells what prompts cost those who decode, and with that how
+    long a request lives among many, which every later stage is timed by."""
     shapes = _shapes(served, wish)
     short = min(shapes, key=lambda shape: (shape[1] <= _TINY_OUTPUT, sum(shape), shape))
     long = max(shapes, key=lambda shape: (shape[0], shape))
-    users = sorted(_levels(served, short, wish))
-    some = next((n for n in users if n >= 4), users[-1])
-    chosen = dict.fromkeys([(1, short), (1, long), (some, short)])
+    chosen = dict.fromkeys(
+        [(1, short), (1, long), (_some(served, short, wish), short), (_some(served, long, wish), long)]
+    )
     bound_s = wish.budget_s / 10
     return tuple(
         _stage(served, factors, n, shape, "scout: how fast is it", bound_s=bound_s, requests=3 * n)
         for n, shape in chosen
     )
+
+
+def _some(served: Serving, shape: tuple[int, int], wish: Wish) -> int:
+    """Four users or the next level above; the most there are where they are fewer."""
+    users = sorted(_levels(served, shape, wish))
+    return next((n for n in users if n >= 4), users[-1])
 
 
 def design(

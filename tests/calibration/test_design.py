@@ -11,8 +11,9 @@ from calibration.calibrate import prior_of
 from calibration.calibration_file import UNKNOWN_GPU
 from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
-from calibration.design import Design, Wish, design, most_users, scout
+from calibration.design import START_LIVES, Design, Wish, design, most_users, scout
 from calibration.errors import InputError
+from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
 
 
@@ -81,8 +82,20 @@ def test_time_that_is_left_lengthens_every_window_and_runs_one_stage_twice() -> 
 def test_users_settle_before_they_are_measured() -> None:
     for stage in designed(served(), budget_s=300.0, users=[1, 2, 4, 8, 16]).stages:
         if stage.users > 1:
-            assert stage.warm_up_s == pytest.approx(2 * stage.ramp_up_s)
-            assert stage.duration_s - stage.warm_up_s >= 2.5 * stage.ramp_up_s
+            life_s = stage.ramp_up_s / START_LIVES
+            assert stage.warm_up_s == pytest.approx(stage.ramp_up_s + life_s)
+            assert stage.duration_s - stage.warm_up_s >= 2.5 * life_s
+
+
+def test_users_start_no_faster_than_requests_end() -> None:
+    """Else those who start come into the prompts of the others, and begin together ever after."""
+    s = served()
+    factors = prior_of(s.deployment, s)
+    for stage in designed(s, budget_s=300.0, users=[4, 16, 64]).stages:
+        shape = Shape(prompt_tokens=stage.prompt_tokens, output_tokens=stage.output_tokens)
+        point = closed_loop(s.server(factors, shape), shape, stage.users)
+        if stage.users > 1:
+            assert stage.users / stage.ramp_up_s < point.requests_per_s
 
 
 def test_where_time_is_short_stages_are_brief_rather_than_few_shapes() -> None:
@@ -97,7 +110,8 @@ def test_a_scout_is_short_and_bounded_by_requests_too() -> None:
     s = served(gpu=UNKNOWN_GPU, num_gpu_blocks_override=5000)
     wish = Wish(budget_s=120.0)
     stages = scout(s, prior_of(s.deployment, s), wish)
-    assert len({stage.load for stage in stages}) == 3
+    short, long = sorted({(stage.prompt_tokens, stage.output_tokens) for stage in stages})
+    assert {stage.load for stage in stages} == {(n, *shape) for n in (1, 4) for shape in (short, long)}
     assert all(stage.duration_s <= 12.0 and stage.requests == 3 * stage.users for stage in stages)
 
 

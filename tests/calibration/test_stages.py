@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ GOOD: dict[str, Any] = {
         "running_max": 8,
         "contamination": [],
         "steps": 1800,
-        "step_ms_mean": 10.4,
+        "step_ms_mean": 10.2,
         "tokens_per_step_mean": 24.0,
     },
     "totals": {"prompt_tokens_mean": 100.0, "output_tokens_mean": 50.0},
@@ -97,12 +98,24 @@ def test_think_time_is_the_profile_s() -> None:
 def test_the_server_s_step_stands_beside() -> None:
     o = read_stage(stage()).observation
     assert o is not None
-    assert o.step_s == pytest.approx(0.0104)
+    assert o.step_s == pytest.approx(0.0102)
     # of 24 tokens, 16 are of prompts
     assert o.step_running == pytest.approx(8.0)
     alone = read_stage(stage(users=1, server__running_max=1)).observation
     assert alone is not None
     assert alone.step_s is None
+
+
+def test_requests_that_begin_together_tell_little_of_the_first_token() -> None:
+    """The server runs longer steps than a stream meets: prompts come in bunches while few decode."""
+    even, bunched = (
+        read_stage(stage(server__step_ms_mean=step_ms)).observation for step_ms in (10.0 * 1.02, 10.0 * 1.35)
+    )
+    assert even is not None
+    assert bunched is not None
+    assert even.tpot_s == bunched.tpot_s == pytest.approx(0.010)
+    assert even.ttft_log_sd < 0.1
+    assert bunched.ttft_log_sd == pytest.approx(6 * (math.log(1.35) - 0.03), rel=0.01)
 
 
 def test_closed_metrics_cost_the_server_s_side_only() -> None:
