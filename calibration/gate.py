@@ -47,8 +47,10 @@ ALPHA = 0.05
 NEGLIGIBLE = 0.01
 #: an interval that reaches so far from no change tells nothing
 TELLING = 0.10
-#: lengths and rates of one load differ between runs by what rounding and draws leave
+#: lengths and rates of one load differ between runs by what rounding leaves
 _SAME = 0.05
+#: and where lengths are drawn, by so many standard errors of their means: one pair in 16,000 is farther apart
+_DRAWN = 4.0
 
 
 class LoadKey(NamedTuple):
@@ -59,13 +61,14 @@ class LoadKey(NamedTuple):
     prompt_tokens: float
     output_tokens: float
 
-    def matches(self, other: LoadKey) -> bool:
+    def matches(self, other: LoadKey, room: tuple[float, float] = (0.0, 0.0)) -> bool:
+        """Is it the same load? ``room``: tokens that the mean prompt and output may be apart besides."""
         if self.users != other.users or (self.request_rate is None) != (other.request_rate is None):
             return False
-        pairs = [(self.prompt_tokens, other.prompt_tokens), (self.output_tokens, other.output_tokens)]
+        pairs = [(self.prompt_tokens, other.prompt_tokens, room[0]), (self.output_tokens, other.output_tokens, room[1])]
         if self.request_rate is not None and other.request_rate is not None:
-            pairs.append((self.request_rate, other.request_rate))
-        return all(abs(a - b) <= _SAME * max(a, b) for a, b in pairs)
+            pairs.append((self.request_rate, other.request_rate, 0.0))
+        return all(abs(a - b) <= max(_SAME * max(a, b), more) for a, b, more in pairs)
 
     def __str__(self) -> str:
         load = f"{self.users} users" if self.request_rate is None else f"{self.request_rate:g}/s"
@@ -96,13 +99,20 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Sample:
-    """The steady part of one stage. ``rates`` by metric and block; ``failed`` of ``ended`` requests ended badly."""
+    """The steady part of one stage. ``rates`` by metric and block; ``failed`` of ``ended`` requests ended badly;
+    ``length_errors``: standard errors of the mean prompt and output, tokens (0 where every request is alike)."""
 
     load: LoadKey
     latencies: Mapping[str, Blocked]
     rates: Mapping[str, Floats]
     failed: int
     ended: int
+    length_errors: tuple[float, float] = (0.0, 0.0)
+
+    def same_load(self, other: Sample) -> bool:
+        """Are they comparable? Means of lengths that were drawn differ by their draws."""
+        a, b = self.length_errors, other.length_errors
+        return self.load.matches(other.load, (_DRAWN * math.hypot(a[0], b[0]), _DRAWN * math.hypot(a[1], b[1])))
 
     @property
     def blocks(self) -> int:
@@ -162,13 +172,13 @@ def matched(a: Iterable[Sample], b: Iterable[Sample]) -> list[tuple[list[Sample]
     """Stages of one load together, repeated ones too, and those of the other run."""
     groups: list[list[Sample]] = []
     for sample in a:
-        group = next((g for g in groups if g[0].load.matches(sample.load)), None)
+        group = next((g for g in groups if g[0].same_load(sample)), None)
         if group is None:
             groups.append([sample])
         else:
             group.append(sample)
     others = list(b)
-    pairs = [(group, [s for s in others if group[0].load.matches(s.load)]) for group in groups]
+    pairs = [(group, [s for s in others if group[0].same_load(s)]) for group in groups]
     return [(here, there) for here, there in pairs if there]
 
 

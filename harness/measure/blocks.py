@@ -39,7 +39,14 @@ def sample_of(stage: Mapping[str, Any], requests: Requests) -> Sample | str:
         rates=_rates(requests, edges),
         failed=int(trace.failed.sum()),
         ended=int((trace.failed | trace.ok).sum()),
+        length_errors=(_error(trace.prompt_tokens[trace.ok]), _error(trace.output_tokens[trace.ok])),
     )
+
+
+def _error(values: Floats) -> float:
+    """Standard error of the mean of these draws; NaN is left out."""
+    known = values[~np.isnan(values)]
+    return float(known.std() / math.sqrt(len(known))) if len(known) else 0.0
 
 
 def blocks_in(length_s: float, lives_s: Floats) -> int:

@@ -21,8 +21,8 @@ Stage = Mapping[str, Any]
 
 #: what is pooled: the means that a stage has an interval of
 METRICS = ("output_tokens_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
-#: of a planned stage, what makes another load of the same users and lengths
-_LOAD = ("request_rate", "arrival", "burstiness", "replay", "think")
+#: of a planned stage, what makes its load
+_LOAD = ("users", "request_rate", "arrival", "burstiness", "replay", "think", "prompt_tokens", "output_tokens")
 
 
 class Pooled(NamedTuple):
@@ -68,16 +68,18 @@ def repeated_levels(stages: Sequence[Stage], planned: Sequence[Mapping[str, Any]
 
     Args:
         stages: as in ``summary.json``.
-        planned: the stages of the profile in ``run.json``, by the same numbers; tells apart what a summary does not
-            (think time, kind of arrivals).
+        planned: the stages of the profile in ``run.json``, by the same numbers: what was asked tells loads apart, whatever
+            lengths were drawn. Where it is not known (an imported run), measured lengths do.
     """
-    groups: list[tuple[bytes, LoadKey, list[Stage]]] = []
+    groups: list[tuple[bytes | None, LoadKey, list[Stage]]] = []
     for stage in stages:
         key = _key(stage)
         if key is None:
             continue
         load = _planned(planned, stage["index"])
-        group = next((known for kind, first, known in groups if kind == load and first.matches(key)), None)
+        group = next(
+            (rows for kind, first, rows in groups if kind == load and (load is not None or first.matches(key))), None
+        )
         if group is None:
             groups.append((load, key, [stage]))
         else:
@@ -111,9 +113,10 @@ def _key(stage: Stage) -> LoadKey | None:
     return LoadKey(stage["users"] if rate is None else None, rate, *lengths)
 
 
-def _planned(planned: Sequence[Mapping[str, Any]], index: int) -> bytes:
+def _planned(planned: Sequence[Mapping[str, Any]], index: int) -> bytes | None:
+    """What a stage was asked to be; None where only its level is known."""
     stage = planned[index] if index < len(planned) else {}
-    return orjson.dumps([stage.get(key) or None for key in _LOAD])
+    return orjson.dumps([stage.get(key) or None for key in _LOAD]) if "repetition" in stage else None
 
 
 def _pooled(load: LoadKey, group: Sequence[Stage]) -> RepeatedLevel:

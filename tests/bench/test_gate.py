@@ -82,6 +82,8 @@ def run(served: Serving, factors: FactorSet, seed: int) -> list[Sample]:
 
 
 def broken(rules: Sequence[Rule], a: Sequence[Sample], b: Sequence[Sample]) -> list[str]:
+    # a load without its like in the other run fails the command
+    assert all(any(s.same_load(other) for other in b) for s in a)
     return [ruling.rule.text for ruling in rulings(rules, a, b) if ruling.broken]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,3 +242,29 @@ def test_a_rule_on_what_nobody_measured_is_refused() -> None:
 
 def test_every_metric_of_a_sample_is_in_the_table() -> None:
     assert [row.metric for row in compare_samples([sample(1)], [sample(2)])] == list(METRICS)
+
+
+def test_lengths_that_are_drawn_may_differ_by_their_draws() -> None:
+    """Means 8 % apart: of lengths that are all alike another load, of 40 drawn ones the same."""
+    a, b = LOAD, LOAD._replace(output_tokens=138.0)
+    fixed = sample(1, a), sample(2, b)
+    assert matched(fixed[:1], fixed[1:]) == []
+    drawn = [replace(s, length_errors=(0.0, 4.0)) for s in fixed]
+    assert matched(drawn[:1], drawn[1:]) == [([drawn[0]], [drawn[1]])]
+    far = replace(sample(3, LOAD._replace(output_tokens=180.0)), length_errors=(0.0, 4.0))
+    assert matched(drawn[:1], [far]) == []
+
+
+def test_equal_draws_are_one_load_nearly_always() -> None:
+    rng = np.random.default_rng(0)
+    apart = 0
+    for _ in range(2000):
+        sides = []
+        for _ in range(2):
+            lengths = rng.uniform(30, 100, 60)
+            error = float(lengths.std() / math.sqrt(60))
+            sides.append(
+                replace(sample(1, LOAD._replace(output_tokens=float(lengths.mean()))), length_errors=(0.0, error))
+            )
+        apart += not sides[0].same_load(sides[1])
+    assert apart <= 2

@@ -50,8 +50,18 @@ def test_a_pass_that_is_invalid_or_has_no_window_is_left_out() -> None:
 
 def test_users_that_think_are_another_load() -> None:
     stages = [stage(0), stage(1), stage(2)]
-    planned = [{"think": 0.0, "repetition": 0}, {"think": 2.0, "repetition": 0}, {"think": 0.0, "repetition": 1}]
+    planned = [{"think": think, "repetition": number} for think, number in ((0.0, 0), (2.0, 0), (0.0, 1))]
     assert [level.stages for level in repeated_levels(stages, planned)] == [(0, 2)]
+
+
+def test_lengths_that_are_drawn_are_one_load_by_what_was_asked() -> None:
+    asked = {"users": 8, "output_tokens": {"distribution": "uniform", "low": 30, "high": 100}}
+    means = [{"prompt_tokens_mean": 64.0, "output_tokens_mean": mean} for mean in (60.0, 70.0, 68.0)]
+    stages = [stage(index, totals=mean) for index, mean in enumerate(means)]
+    planned = [asked | {"repetition": 0}, asked | {"repetition": 1}, asked | {"output_tokens": 68, "repetition": 0}]
+    assert [level.stages for level in repeated_levels(stages, planned)] == [(0, 1)]
+    # what an imported run has: its level alone
+    assert [level.stages for level in repeated_levels(stages, [{"users": 8}] * 3)] == [(1, 2)]
 
 
 def test_rates_and_users_are_told_apart() -> None:
