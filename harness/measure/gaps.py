@@ -128,16 +128,18 @@ class GapHistogram:
         self._counts[rows], self._sums[rows], self._min[rows], self._max[rows] = counts, sums, least, largest
 
     def _pair_slices(self) -> None:
-        """Double the width of a slice; the number of rows stays, and is a power of two."""
+        """Double the width of a slice; the number of rows stays, and is a power of two. In place, row by row: arrays of
+        this size, given back and asked for anew, leave holes in the heap that a run of many hours keeps."""
         self.slice_s *= 2
-        counts, sums, least, largest = self._columns()
-        self._resize(
-            len(counts),
-            counts[::2] + counts[1::2],
-            sums[::2] + sums[1::2],
-            np.minimum(least[::2], least[1::2]),
-            np.maximum(largest[::2], largest[1::2]),
-        )
+        half = len(self._counts) // 2
+        for row in range(half):
+            first, second = 2 * row, 2 * row + 1
+            self._counts[row] = self._counts[first] + self._counts[second]
+            self._sums[row] = self._sums[first] + self._sums[second]
+            self._min[row] = min(self._min[first], self._min[second])
+            self._max[row] = max(self._max[first], self._max[second])
+        self._counts[half:], self._sums[half:] = 0, 0.0
+        self._min[half:], self._max[half:] = np.inf, -np.inf
 
     def merge(self, other: GapHistogram) -> None:
         """Add another process's counts of the same stage; slices get the width of the wider of the two.
