@@ -95,6 +95,27 @@ def test_twin_and_closed_form_agree_below_the_wall(users: int) -> None:
     assert reading.preemptions_per_request == 0
 
 
+def test_users_who_start_together_wait_for_each_other_s_prompts() -> None:
+    shape, users = Shape(prompt_tokens=1024, output_tokens=32), 32
+    even = predicted(Load(shape=shape, users=users), percentiles=False)
+    together = predicted(Load(shape=shape, users=users, start_spread_s=0.0), percentiles=False)
+    simulated = predictor()._simulate(predictor().factors, together.load, 0.0)
+    assert simulated is not None
+    assert together.ttft_s.value > 2 * even.ttft_s.value
+    assert together.ttft_s.value == pytest.approx(simulated.means["ttft"], rel=TTFT_MARGIN)
+    assert together.tpot_s.value == pytest.approx(simulated.means["tpot"], rel=0.1)
+    assert together.ttft_s.holds(simulated.means["ttft"])
+    # what is gained in one is lost in the other: the work is the same
+    assert together.output_tokens_per_s.value == pytest.approx(even.output_tokens_per_s.value, rel=0.25)
+
+
+@pytest.mark.parametrize("lives", [0.5, 1.2, 5.0])
+def test_users_who_start_apart_are_the_closed_form_s(lives: float) -> None:
+    even = predicted(Load(shape=SHAPE, users=16), percentiles=False)
+    apart = Load(shape=SHAPE, users=16, start_spread_s=lives * even.e2e_s.value * 1.001)
+    assert predicted(apart, percentiles=False).ttft_s == even.ttft_s
+
+
 def test_beyond_the_wall_the_twin_speaks_and_users_wait() -> None:
     it = predictor("l4")
     wall = it.served.wall(SHAPE)
