@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from server import FaultServer
 
@@ -20,6 +21,7 @@ from harness.load.flight import Flight
 from harness.load.orders import Setup, StageOrder, Tag, split
 from harness.load.stages import order_of
 from harness.load.worker import Worker
+from harness.measure.gaps import GapHistogram
 from harness.record import Record
 from loadprofiles.profile import Stage
 
@@ -305,6 +307,17 @@ async def test_think_time_is_kept_between_requests(fault_server: FaultServer) ->
         assert pause_ms == pytest.approx(200, abs=50)
 
 
+@pytest.mark.parametrize(
+    ("model", "think"), [("normal:ttft=0.001,itl=0", 30.0), ("too_many:retry_after=1000000000", 0.0)]
+)
+async def test_nobody_sleeps_past_the_end_of_a_stage(fault_server: FaultServer, model: str, think: float) -> None:
+    async with loading(fault_server, model, honour_retry_after=True) as load:
+        began_ns = now_ns()
+        records = await load.run(load.order(users=2, duration=0.3, think=think, ramp_up=0, grace_s=20.0))
+    assert len(records) == 2
+    assert now_ns() - began_ns < 5 * NS_PER_S
+
+
 async def test_every_prompt_is_its_own(fault_server: FaultServer) -> None:
     async with loading(fault_server, "normal:ttft=0.001,itl=0") as load:
         workload = load.worker.workload
@@ -331,7 +344,8 @@ async def test_gaps_reach_the_histogram_and_only_the_asked_records(fault_server:
     async with loading(fault_server, "normal:ttft=0.01,itl=0.01") as load:
         records = await load.stage(users=2, requests=4)
     assert all(record.chunk_gaps_ms is None for record in records)
-    assert load.worker._gaps.stats()["n"] == 16
+    counted = [orjson.loads(payload) for tag, payload in load._said if tag is Tag.GAPS]
+    assert [GapHistogram.from_dict(said["gaps"]).stats()["n"] for said in counted] == [16]
 
 
 def test_the_private_names_of_aiohttp_this_rests_on_are_there() -> None:

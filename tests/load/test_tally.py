@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness.errors import Refused, Unreachable
 from harness.load.tally import GONE_S, Tally
 from harness.record import Record
@@ -51,6 +53,19 @@ def test_one_user_needs_one_refusal() -> None:
     verdict = tally.verdict(0.0)
     assert isinstance(verdict, Refused)
     assert "--api-key" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("failure", "hint"),
+    [("http_307", "the address it redirects to"), ("http_407", "HTTP_PROXY"), ("http_413", "bodies of this size")],
+)
+def test_what_every_further_request_would_meet_too_ends_the_run_with_what_to_do(failure: str, hint: str) -> None:
+    tally = Tally(users=1)
+    tally.add(record("failed", failure, message="the server redirects to https://gpu7/"))
+    verdict = tally.verdict(0.0)
+    assert isinstance(verdict, Refused)
+    assert failure in verdict.message
+    assert hint in verdict.hint
 
 
 def test_an_overloaded_server_is_not_hopeless() -> None:
