@@ -165,25 +165,27 @@ def command(
         endpoint=_endpoint(endpoint),
         quiet=quiet or json,
         processes=processes,
+        prometheus=None if prometheus_port is None else ("127.0.0.1", prometheus_port),
         options={
             "model": model,
             "api_key": api_key,
             "metrics_url": metrics_url,
             "verify_tls": not insecure,
             "scrape_interval_s": None if no_scrape else 0.5,
-            "prometheus": None if prometheus_port is None else ("127.0.0.1", prometheus_port),
         },
     )
-    interrupted: HarnessError | None = None
-    try:
-        live.measure()
-    except (Interrupted, RunInvalid) as error:
-        if not live.folder_has_stages():
-            raise
-        interrupted = error
-    _finish(*_fitted_or(interrupted, live), json=json, quiet=quiet)
-    if interrupted is not None:
-        raise interrupted
+    with live.exported():
+        interrupted: HarnessError | None = None
+        try:
+            live.measure()
+        except (Interrupted, RunInvalid) as error:
+            if not live.folder_has_stages():
+                raise
+            interrupted = error
+        _finish(*_fitted_or(interrupted, live), json=json, quiet=quiet)
+        if interrupted is not None:
+            raise interrupted
+        live.wait_for_a_read()
 
 
 def _fitted_or(interrupted: HarnessError | None, live: Live) -> tuple[Calibration, Path]:

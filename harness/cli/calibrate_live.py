@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from calibration.calibration_file import Calibration, DeploymentRecord
     from calibration.design import DesignedStage, Wish
     from calibration.factors import FactorSet
     from calibration.serving import Serving
     from harness.calibrating import Told
+    from harness.export.prometheus import Exporter
     from harness.load.run import RampOptions
     from harness.observe.probe import ProbeResult
 
@@ -22,7 +24,12 @@ _SCOUT_SEED = 1_000_003
 
 
 class Live:
-    """Probe, scout, plan anew, run. ``folder`` is the run's; the scout's lies in it."""
+    """Probe, scout, plan anew, run. ``folder`` is the run's; the scout's lies in it.
+
+    Args:
+        prometheus: address and port of the export of all of it; None: none.
+        options: of both runs, as ``RampOptions`` has them.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class Live:
         endpoint: str,
         quiet: bool,
         processes: str,
+        prometheus: tuple[str, int] | None,
         options: dict[str, Any],
     ) -> None:
         from harness.cli.display import Display
@@ -45,6 +53,29 @@ class Live:
         self._screen = Display(stderr=True, highlight=False, quiet=quiet)
         self.folder = out or default_folder("calibrate")
         self._record: DeploymentRecord | None = None
+        self._prometheus = prometheus
+        self._exporter: Exporter | None = None
+
+    @contextmanager
+    def exported(self) -> Iterator[None]:
+        """Exports what is measured and fitted inside the block as one, where that was asked for.
+
+        Raises:
+            UsageError: the port is in use, or cannot be bound.
+        """
+        if self._prometheus is None:
+            yield
+            return
+        from harness.export.prometheus import Exporter
+
+        address, port = self._prometheus
+        with Exporter(address=address, port=port) as self._exporter:
+            yield
+
+    def wait_for_a_read(self) -> None:
+        """Keep what was found up until it has been scraped once, where somebody scrapes."""
+        if self._exporter is not None:
+            self._exporter.wait_for_a_read()
 
     def measure(self) -> None:
         """Run the stages.
@@ -72,6 +103,8 @@ class Live:
         # other prompts than the run's: the server may still hold what it computed of them
         self._run("calibrate-scout", first, self.folder / "scout", self._seed + _SCOUT_SEED)
         factors = self._scouted(served, prior)
+        if self._exporter is not None:
+            self._exporter.on_calibration(factors)
         left_s = max(1.0, self._wish.budget_s - (now_ns() - begun_ns) / 1e9)
         from dataclasses import replace
 
@@ -93,7 +126,10 @@ class Live:
         from harness.calibrating import calibrate_runs, read_runs
 
         assert self._record is not None, "measured before it is fitted"
-        return calibrate_runs(self._record, read_runs([self.folder])), self.folder / "calibration.json"
+        found = calibrate_runs(self._record, read_runs([self.folder]))
+        if self._exporter is not None:
+            self._exporter.on_calibration(found.factors)
+        return found, self.folder / "calibration.json"
 
     def _probe(self) -> ProbeResult:
         import asyncio
@@ -152,7 +188,7 @@ class Live:
 
         view: LiveView | QuietView = QuietView() if self._quiet else LiveView(Display(stderr=True))
         try:
-            asyncio.run(Run(self._ramp_options(name, stages, folder, seed), view).execute())
+            asyncio.run(Run(self._ramp_options(name, stages, folder, seed), view, self._exporter).execute())
         finally:
             view.close()
 

@@ -53,6 +53,9 @@ BUCKETS_S: tuple[float, ...] = tuple(
     if mantissa * 10.0**decade <= 600
 )
 
+#: seconds that a command waits at its end for a last scrape: as often as the example of Prometheus scrapes
+LAST_READ_S = 15.0
+
 #: gauges of a moment
 _GAUGES: Mapping[str, str] = {
     "vllm_harness_users": "Closed-loop users of the stage that runs.",
@@ -166,6 +169,11 @@ class Exporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def wait_for_a_read(self, most_s: float = LAST_READ_S) -> bool:
+        """Wait until what is shown now has been scraped once, where anybody scrapes at all: what a command finds last would
+        else be gone before it is seen. Whether it has been."""
+        return self._server.wait_for_a_read(most_s)
 
     def close(self) -> None:
         """Remove the gauges and stop serving. May be called twice."""

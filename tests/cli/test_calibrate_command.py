@@ -8,10 +8,12 @@ from typing import Any
 
 import orjson
 import pytest
-from console import Cli
+from console import Cli, records_of
+from scraping import Scraper, unused_port
 from summaries import stages_of
 
 from calibration.calibrate import prior_of
+from calibration.calibration_file import Calibration
 from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.factors import FactorSet
@@ -53,12 +55,30 @@ def write_run(folder: Path, *, version: str = "0.32.0", root: str = "llama-3.1-8
     return folder
 
 
+def one_export_of_all_of_it(scraper: Scraper, out: Path, made: Calibration) -> None:
+    """From the scout to the fit: one port that is never away, counters that never fall, and in the end the factors."""
+    assert scraper.gaps == 0
+    requests = scraper.values("vllm_harness_requests_total", "outcome")
+    counts = [sum(reading.values()) for reading in requests]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == len(records_of(out / "scout")) + len(records_of(out))
+    stages = [reading.get(("vllm_harness_stage", ())) for reading in scraper.readings]
+    assert stages[-1] is None, "a moment that is over is shown"
+    assert 0.0 in stages
+    found = {name: factor.value for name, factor in made.factors.factors.items() if factor.identified}
+    factors = scraper.values("vllm_harness_correction_factor", "factor")
+    assert factors[0] == {}
+    assert factors[-1] == pytest.approx(found)
+    assert "step_overhead" in found
+
+
 def test_a_server_is_measured_fitted_and_still_holds(cli: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with running_twin(FLAGS) as twin:
+    out, port = tmp_path / "run", unused_port()
+    with running_twin(FLAGS) as twin, Scraper(port) as scraper:
         done = cli(
             *("calibrate", "--base-url", twin.base_url, "--gpu", "h100-sxm", "--out", out, "--json"),
-            *("--budget", "40s", "--users", "1,4,8", "--shapes", "64/32,512/16"),
+            *("--budget", "40s", "--users", "1,4,8", "--shapes", "64/32,512/16", "--prometheus-port", str(port)),
         )
     assert done.code == 0, done.err
     document = json.loads(done.out)
@@ -66,6 +86,7 @@ def test_a_server_is_measured_fitted_and_still_holds(cli: Cli, tmp_path: Path) -
     made = read_calibration(out)
     assert made.rebuild_deployment().architecture.catalog_name == "llama-3.1-8b"
     assert len(made.used) >= 3
+    one_export_of_all_of_it(scraper, out, made)
     step = made.factors["step_overhead"]
     prior = prior_of(made.rebuild_deployment(), serving(made.rebuild_deployment()))
     # the twin's steps are the prior's, and the machine that runs it adds what it is late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -106,6 +107,18 @@ def test_before_anything_is_known_nothing_is_claimed(exporter: Exporter) -> None
         "e2e_seconds_count": 0.0,
         "e2e_seconds_sum": 0.0,
     }
+
+
+def test_what_is_found_last_waits_for_one_more_reading_where_somebody_reads(exporter: Exporter) -> None:
+    assert not exporter.wait_for_a_read(60.0)
+    scraped(exporter)
+    exporter.on_calibration(fitted(prefill_factor=1.4))
+    # it was read before that, and not since
+    assert not exporter.wait_for_a_read(0.05)
+    reader = threading.Timer(0.1, scraped, [exporter])
+    reader.start()
+    assert exporter.wait_for_a_read(60.0)
+    reader.join()
 
 
 def test_all_names_of_the_contract_are_there_once_they_are_known(exporter: Exporter) -> None:
