@@ -7,7 +7,6 @@ that the data hardly narrow is not identified: it stays near its prior, about as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
 from calibration.observation import Observation
-from calibration.queueing import Mix, ahead_s, launched_s, mean_step, mix_of, mixed_s, others_of
+from calibration.queueing import Mix, first_token_amounts, launched_s, mean_step, mix_of, mixed_s, others_of
 from calibration.regression import SCATTER_WEIGHT, condition, inflation, solve
 from calibration.serving import Serving
 from calibration.steptime import step_time
@@ -105,11 +104,10 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
         if prior.value(name) > 0 and (name != "expert_read_factor" or served.physics.experts)
     ]
     expected = scatter or Scatter(prior.residual_log_sd.get("tpot", 0.05), prior.residual_log_sd.get("ttft", 0.1))
-    step = _Stage(names, *_step_design(served, names, prior, known), prior, expected.tpot, expected.weight)
+    step = _step_stage(served, names, prior, prior, known, expected)
     for _ in range(_STEP_ROUNDS):
         # how many decode beside a stream depends a little on how long a prompt's own step is
-        design = _step_design(served, names, step.updated(prior), known)
-        step = _Stage(names, *design, prior, expected.tpot, expected.weight)
+        step = _step_stage(served, names, step.updated(prior), prior, known, expected)
     factors = step.updated(prior)
     timed = [o for o in known if o.ttft_s is not None]
     last = _Stage(list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, expected.ttft, expected.weight)
@@ -146,11 +144,14 @@ class _Stage:
         prior: FactorSet,
         scatter: float,
         scatter_weight: float,
+        common_sd: Floats | None = None,
     ) -> None:
         self.names = tuple(names)
         self.prior_sd = np.array([max(prior[name].log_sd, 1e-6) for name in names])
         centre = np.array([max(prior.value(name), 1e-12) for name in names])
-        self.solution = solve(amounts, offset, measured, own_sd, centre, self.prior_sd, scatter, scatter_weight)
+        self.solution = solve(
+            amounts, offset, measured, own_sd, centre, self.prior_sd, scatter, scatter_weight, common_sd
+        )
         self.sd = np.sqrt(np.diag(self.solution.covariance))
         self.narrowed = self.sd / self.prior_sd
         self.count = len(measured)
@@ -189,17 +190,24 @@ class _Stage:
         }
 
 
-def _step_design(
-    served: Serving, names: Sequence[str], factors: FactorSet, known: Sequence[Observation]
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Amounts of the step's factors in each observation, no offset, TPOT and its standard error."""
+def _step_stage(
+    served: Serving,
+    names: Sequence[str],
+    factors: FactorSet,
+    prior: FactorSet,
+    known: Sequence[Observation],
+    expected: Scatter,
+) -> _Stage:
+    """The regression of TPOT on the step's factors, what decodes beside a stream taken from ``factors``."""
     mixes = [_mix(served, o, others_beside(served, factors, o)) for o in known]
     rows = [_amounts(served, o, mix) for o, mix in zip(known, mixes, strict=True)]
     amounts = np.array([[row[name] for name in names] for row in rows])
-    own_sd = [
-        math.hypot(o.tpot_log_sd, _order_sd(served, factors, o, mix)) for o, mix in zip(known, mixes, strict=True)
-    ]
-    return amounts, np.zeros(len(known)), np.array([o.tpot_s for o in known]), np.array(own_sd)
+    order_sd = np.array([_order_sd(served, factors, o, mix) for o, mix in zip(known, mixes, strict=True)])
+    own_sd = np.hypot(np.array([o.tpot_log_sd for o in known]), order_sd)
+    measured = np.array([o.tpot_s for o in known])
+    return _Stage(
+        names, amounts, np.zeros(len(known)), measured, own_sd, prior, expected.tpot, expected.weight, order_sd
+    )
 
 
 def _order_sd(served: Serving, factors: FactorSet, o: Observation, mix: Mix) -> float:
@@ -259,8 +267,7 @@ def _ttft_design(
         server = without_pool.server(factors, o.shape)
         users = o.users / server.replicas
         step = mean_step(server, o.shape, others_beside(served, factors, o), users)
-        ahead = ahead_s(o.shape, users, step)
-        amounts[i] = (1.0, o.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead)
+        amounts[i] = first_token_amounts(o.shape, users, step)
         offset[i] = launched_s(server, step, follows=o.shape.think_s == 0)
     measured = np.array([o.ttft_s for o in timed], dtype=np.float64)
     return amounts, offset, measured, np.array([o.ttft_log_sd for o in timed], dtype=np.float64)

@@ -146,23 +146,47 @@ class MeanStep(NamedTuple):
 class Mix(NamedTuple):
     """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
     them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others are computed in it, each in
-    ``chunks``; the share ``mixed`` of steps has one in it."""
+    ``chunks``; the share ``mixed`` of steps has one in it, give or take ``mixed_sd``: how many prompts fall into one step
+    depends on who began when."""
 
     seen: float
     beside: float
     prompts: float
     chunks: int
     mixed: float
+    mixed_sd: float
 
 
-def mix_of(shape: Shape, others: float, *, budget: float, micro_batches: int) -> Mix:
-    """The mix where ``others`` decode beside a running stream. Each of them begins one prompt every ``osl - 1`` steps that
-    it decodes; a stream's own prompt never stretches its own output. Prompts come in chunks of at most the token
-    ``budget`` that decoding leaves."""
-    seen, beside = (1.0 + others) / micro_batches, others / micro_batches
+def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: float, micro_batches: int) -> Mix:
+    """The mix where ``others`` decode beside a running stream on average. A stream's own prompt never stretches its own
+    output. Prompts come in chunks of at most the token ``budget`` that decoding leaves.
+
+    Each of ``users`` goes round in a cycle of equally many steps, so those who are at the same step as a stream stay there,
+    their prompts come in its own, and it meets all the others' in the steps between. Spread evenly over the cycle, as users
+    start, of N in a cycle of K steps one is at each, or N / K where they are more; anywhere, the others at a step would be
+    (N - 1) / K. Steps of unequal length upset the order the more, the closer users are: where there is one at each step,
+    the number of prompts that share one and of steps that have one are taken half-way. None: independent arrivals.
+    """
+    if users is None or others <= 0:
+        users, cycle, met, begun, beside = 1.0, math.inf, others, others / shape.decode_steps, others
+    else:
+        cycle = max(shape.decode_steps + 1.0, (users - 1.0) * shape.decode_steps / others)
+        alike = max(1.0, users / cycle + 0.5 * (1.0 - 1.0 / cycle))
+        begun = (users - alike) / (cycle - 1.0)
+        met, beside = alike - 1.0 + begun * (shape.decode_steps - 1.0), begun * shape.decode_steps
+    seen = (1.0 + met) / micro_batches
     chunks = max(1, math.ceil(shape.computed_tokens / max(1.0, budget - seen)))
-    prompts = others / shape.decode_steps / micro_batches
-    return Mix(seen, beside, prompts, chunks, min(1.0, prompts * chunks))
+    prompts = begun / micro_batches
+    anywhere = -math.expm1(-prompts * chunks)
+    if not math.isfinite(cycle):
+        return Mix(seen, beside / micro_batches, prompts, chunks, anywhere, 0.0)
+    even = min(1.0, prompts * chunks)
+    # two users meet each other's prompts twice a cycle, but once where one's comes while the other waits for its own, and
+    # never at the same step: of few users it depends on where they are
+    few = math.sqrt((1.0 + cycle - shape.decode_steps) / cycle * (users - 1.0) / users) / shape.decode_steps
+    upset = min(1.0, users / cycle) / 2 * (even - anywhere)
+    sd = math.hypot(upset, few * (1.0 - anywhere))
+    return Mix(seen, beside / micro_batches, prompts, chunks, even - upset, sd)
 
 
 def mean_step(server: Server, shape: Shape, others: float, users: float | None = None) -> MeanStep:
@@ -174,15 +198,15 @@ def mean_step(server: Server, shape: Shape, others: float, users: float | None =
         users: of one replica, where they are so many; None for independent arrivals.
     """
     step, tokens = server.step, shape.computed_tokens
-    mix = mix_of(shape, others, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
+    mix = mix_of(shape, others, users, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
     chunk = tokens / mix.chunks
     own = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
     decode = step.step_s(mix.seen, mix.seen * shape.mean_context, 0.0)
-    mean = decode + mix.prompts * own + mix.mixed * _mixed_s(step, mix.seen, chunk)
+    mean = decode + mix.prompts * own + mix.mixed * mixed_s(step, mix.seen, chunk)
     beside = step.step_s(mix.beside, mix.beside * shape.mean_context, 0.0)
     return MeanStep(
         mean_s=mean,
-        prompt_s=own + mix.chunks * _mixed_s(step, mix.beside, chunk) + (mix.chunks - 1) * beside,
+        prompt_s=own + mix.chunks * mixed_s(step, mix.beside, chunk) + (mix.chunks - 1) * beside,
         work_s=own,
         prompt_load=(mean - decode) / mean,
         prompts=mix.prompts,
@@ -211,7 +235,7 @@ def others_of(shape: Shape, users: float, step: MeanStep, ttft_s: float) -> floa
     return max(0.0, users - 1.0) * shape.decode_steps / cycle
 
 
-def _mixed_s(step: StepTime, decoding: float, chunk: float) -> float:
+def mixed_s(step: StepTime, decoding: float, chunk: float) -> float:
     """What a step costs more for a chunk of a prompt in it, whatever its length."""
     return step.mixed_step_overhead_s + step.experts_s(decoding + chunk) - step.experts_s(decoding)
 
@@ -222,10 +246,21 @@ _MISSED = 0.5
 
 def _ttft_s(server: Server, shape: Shape, users: float, step: MeanStep, *, follows: bool) -> float:
     """Time to the first token below every limit: outside the steps, steps waited for, the prompt's own, those beside it."""
-    fixed = server.request_overhead_s + server.request_token_s * shape.prompt_tokens
-    waited = server.wait_steps * step.busy * step.mean_s
-    prompts = server.prompt_factor * step.prompt_s + server.ahead_factor * ahead_s(shape, users, step)
-    return fixed + launched_s(server, step, follows=follows) + waited + prompts
+    factors = (
+        server.request_overhead_s,
+        server.request_token_s,
+        server.wait_steps,
+        server.prompt_factor,
+        server.ahead_factor,
+    )
+    amounts = first_token_amounts(shape, users, step)
+    told = sum(amount * factor for amount, factor in zip(amounts, factors, strict=True))
+    return launched_s(server, step, follows=follows) + told
+
+
+def first_token_amounts(shape: Shape, users: float, step: MeanStep) -> tuple[float, float, float, float, float]:
+    """What each of :data:`calibration.factors.REQUEST_FACTORS` multiplies in the time to the first token."""
+    return 1.0, shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead_s(shape, users, step)
 
 
 def launched_s(server: Server, step: MeanStep, *, follows: bool) -> float:

@@ -52,12 +52,15 @@ def solve(
     prior_sd: Floats,
     scatter: float,
     scatter_weight: float = SCATTER_WEIGHT,
+    common_sd: Floats | None = None,
 ) -> Solution:
     """The factors of these observations.
 
     Args:
         amounts: x, shape (n, m); offset and measured: shape (n,).
         own_sd: relative standard error of each observation, beyond the scatter.
+        common_sd: the part of it that errs the same way in all of them, as a wrong picture of the server does: more of
+            them average nothing out of it. None: there is none.
         prior, prior_sd: of the factors, shape (m,); the sd is of the logarithm.
         scatter: expected log sd of one observation about the model; it weighs as ``scatter_weight`` observations.
     """
@@ -82,8 +85,12 @@ def solve(
             break
     model, slope = _model(amounts, offset, theta)
     sd = np.hypot(size, own_sd)
-    normal = (slope * (weights / sd**2)[:, None]).T @ slope + _precision(theta - np.log(prior), prior_sd)
-    return Solution(theta, np.linalg.inv(normal), size, weights, target - np.log(model), slope)
+    scaled = slope * (weights / sd**2)[:, None]
+    covariance = np.linalg.inv(scaled.T @ slope + _precision(theta - np.log(prior), prior_sd))
+    if common_sd is not None:
+        moved = covariance @ (scaled.T @ common_sd)
+        covariance = covariance + np.outer(moved, moved)
+    return Solution(theta, covariance, size, weights, target - np.log(model), slope)
 
 
 def _precision(moved: Floats, prior_sd: Floats) -> Floats:

@@ -26,7 +26,7 @@ from calibration.fit import TTFT_FACTORS
 from calibration.measurements import Measurement, Unusable
 from calibration.physics import expected_share
 from calibration.priors import Prices, generation, generation_of, physics_of, prior_factors, waits_for_scheduler
-from calibration.queueing import ahead_s, launched_s, mean_step
+from calibration.queueing import first_token_amounts, launched_s, mean_step
 from calibration.regression import solve
 from calibration.serving import Serving, serving
 
@@ -288,8 +288,7 @@ def _first_token(row: Measurement) -> tuple[list[float], float, float, str, str]
     running = point.running / server.replicas
     others = max(0.0, running * (users - 1) / users) if row.users else running
     step = mean_step(server, row.shape, others, users if row.users else None)
-    ahead = ahead_s(row.shape, users, step)
-    amounts = [1.0, row.shape.prompt_tokens, step.busy * step.mean_s, step.prompt_s, ahead]
+    amounts = list(first_token_amounts(row.shape, users, step))
     assert row.ttft_s is not None
     fixed = launched_s(server, step, follows=row.users is not None)
     return amounts, fixed, row.ttft_s, _key(row), generation_of(row.deployment).name

@@ -162,7 +162,7 @@ def test_forty_stages_take_under_two_seconds_and_are_the_same_every_time() -> No
 def test_intervals_of_told_factors_hold_a_known_truth(model: str) -> None:
     s = served(model)
     inside = []
-    for seed in range(30):
+    for seed in range(36):
         truth = truth_of(s, seed)
         made = calibration_of(s, model, stages_of(s, truth, seed=seed, levels=LEVELS[:4]))
         told = [name for name in STEP_FACTORS if name in made.fit.findings and made.fit.findings[name].identified]

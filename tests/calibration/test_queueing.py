@@ -20,6 +20,7 @@ from calibration.queueing import (
     at_running,
     closed_loop,
     falling_root,
+    mix_of,
     most_requests_per_s,
     open_loop,
 )
@@ -81,11 +82,45 @@ def test_one_user_waits_for_nobody() -> None:
 def test_of_two_users_each_sees_the_other_s_prompts() -> None:
     point = closed_loop(DENSE, SHAPE, 2)
     step = DENSE.step
-    # of the other's cycle 499 steps decode, one computes its prompt, and it waits some more
     prompt = step.prompt_chunk_s(1000, 0) + step.mixed_step_overhead_s
-    share = 499 / (500 + (point.ttft_s - prompt - step.step_s(1, SHAPE.mean_context, 0)) / point.tpot_s)
-    alone = step.step_s(1 + share, (1 + share) * SHAPE.mean_context, 0)
-    assert point.tpot_s == pytest.approx(alone + prompt * share / 499, rel=1e-5)
+    # of its cycle 499 steps decode, one computes the prompt, and it waits some more
+    cycle = 500 + (point.ttft_s - prompt - step.step_s(1, SHAPE.mean_context, 0)) / point.tpot_s
+    # the two are never at the same step: in any other the prompt may come, and 498 of them decode beside 499
+    prompts, together = 1 / (cycle - 1), 1 + 498 / (cycle - 1)
+    alone = step.step_s(together, together * SHAPE.mean_context, 0)
+    assert point.tpot_s == pytest.approx(alone + prompt * prompts, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("output", "users", "seen", "prompts", "mixed"),
+    [
+        # stepped through one by one: users who start evenly over a request's life, steps of equal length
+        (8, 4, 2.86, 0.35, 0.35),
+        (8, 8, 5.67, 0.78, 0.69),
+        (8, 16, 11.23, 1.57, 1.0),
+        (8, 64, 44.96, 6.35, 1.0),
+        (48, 16, 15.06, 0.314, 0.30),
+        (48, 64, 60.20, 1.269, 1.0),
+    ],
+)
+def test_a_stream_meets_the_prompts_of_all_that_are_at_other_steps(
+    output: int, users: int, seen: float, prompts: float, mixed: float
+) -> None:
+    shape = Shape(prompt_tokens=64, output_tokens=output)
+    # one step for the prompt, two that are missed
+    others = (users - 1) * (output - 1) / (output + 2)
+    mix = mix_of(shape, others, users, budget=8192, micro_batches=1)
+    assert mix.seen == pytest.approx(seen, rel=0.05)
+    assert mix.prompts == pytest.approx(prompts, rel=0.06)
+    assert abs(mix.mixed - mixed) < 1.3 * mix.mixed_sd
+    # all that decode begin a prompt each cycle: what one meets, all begin but those at its own step
+    assert mix.prompts < users / (output + 1)
+
+
+def test_independent_arrivals_share_steps_as_chance_has_it() -> None:
+    mix = mix_of(Shape(prompt_tokens=64, output_tokens=11), 10.0, budget=8192, micro_batches=1)
+    assert (mix.seen, mix.prompts, mix.mixed_sd) == (11, 1, 0)
+    assert mix.mixed == pytest.approx(1 - math.exp(-1))
 
 
 def test_more_users_bring_more_tokens_and_longer_steps() -> None:

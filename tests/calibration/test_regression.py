@@ -116,3 +116,28 @@ def test_a_prior_that_the_data_contradict_lets_go() -> None:
         amounts, np.zeros(4), amounts @ truth, np.full(4, 0.03), np.array([0.01, 1e-3]), np.full(2, 0.2), 0.01
     )
     assert np.exp(found.log_factors[1]) == pytest.approx(truth[1], rel=0.03)
+
+
+def test_an_error_common_to_all_observations_is_not_averaged_out() -> None:
+    rng = np.random.default_rng(4)
+    inside: dict[bool, list[bool]] = {True: [], False: []}
+    many = 40
+    for _ in range(200):
+        amounts = rng.uniform(0.5, 2.0, (many, 1))
+        common = np.full(many, 0.05)
+        measured = amounts[:, 0] * np.exp(0.05 * rng.normal() + 0.01 * rng.normal(size=many))
+        for told in inside:
+            found = solve(
+                amounts,
+                np.zeros(many),
+                measured,
+                common,
+                np.ones(1),
+                np.ones(1),
+                0.01,
+                common_sd=common if told else None,
+            )
+            sd = float(np.sqrt(found.covariance[0, 0]))
+            inside[told].append(abs(float(found.log_factors[0])) <= 1.645 * sd)
+    assert 0.84 <= np.mean(inside[True]) <= 0.96
+    assert np.mean(inside[False]) < 0.5
