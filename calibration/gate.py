@@ -49,6 +49,8 @@ NEGLIGIBLE = 0.01
 TELLING = 0.10
 #: lengths and rates of one load differ between runs by what rounding leaves
 _SAME = 0.05
+#: logarithms from here on are of no finite number
+_MOST_LOG = 700.0
 #: and where lengths are drawn, by so many standard errors of their means: one pair in 16,000 is farther apart
 _DRAWN = 4.0
 
@@ -224,11 +226,16 @@ def ratio_interval(a: Spot, b: Spot) -> tuple[float, float]:
     middle = log_b - log_a
     low = middle - math.hypot(log_b - low_b, high_a - log_a)
     high = middle + math.hypot(high_b - log_b, log_a - low_a)
-    return math.expm1(low), math.expm1(min(high, 700.0)) if math.isfinite(high) else math.inf
+    return math.expm1(low), _exp(high) - 1
 
 
 def _log(value: float) -> float:
     return -math.inf if value <= 0 else math.inf if math.isinf(value) else math.log(value)
+
+
+def _exp(value: float) -> float:
+    """Infinite where a number cannot hold it: an end that the sample does not tell."""
+    return math.exp(value) if value < _MOST_LOG else math.inf
 
 
 # --- one side --------------------------------------------------------------------------------------------------------
@@ -241,23 +248,46 @@ def spot_of(metric: str, samples: Sequence[Sample], level: float, run_log_sd: fl
         return None
     if len(spots) == 1:
         return _widened(spots[0], run_log_sd * student(1 - level / 2, 1_000))
-    return repeated(spots, level, run_log_sd)
+    return repeated(spots, level, run_log_sd, _one(metric, _joined(samples), level))
 
 
-def repeated(spots: Sequence[Spot], level: float, run_log_sd: float = 0.0) -> Spot:
-    """The geometric mean of two repeats or more: its interval from what each says of itself, or from how far they are apart
-    where that is more."""
+def _joined(samples: Sequence[Sample]) -> Sample:
+    """The blocks of all passes of a load together."""
+    names = {name for sample in samples for name in sample.latencies}
+    rates = {name for sample in samples for name in sample.rates}
+    return Sample(
+        load=samples[0].load,
+        latencies={name: _chained([s.latencies[name] for s in samples if name in s.latencies]) for name in names},
+        rates={name: np.concatenate([s.rates[name] for s in samples if name in s.rates]) for name in rates},
+        failed=sum(s.failed for s in samples),
+        ended=sum(s.ended for s in samples),
+    )
+
+
+def _chained(parts: Sequence[Blocked]) -> Blocked:
+    starts = np.cumsum([0, *(part.blocks for part in parts)])
+    blocks = [part.block + start for part, start in zip(parts, starts, strict=False)]
+    return Blocked(np.concatenate([part.values for part in parts]), np.concatenate(blocks), int(starts[-1]))
+
+
+def repeated(spots: Sequence[Spot], level: float, run_log_sd: float = 0.0, joined: Spot | None = None) -> Spot:
+    """The geometric mean of two repeats or more. Its interval: from what the passes say of themselves (``joined``: all of
+    their blocks as one sample, which tells ends that a single pass does not hold), or from how far they are apart where that
+    is more."""
     k = len(spots)
     logs = np.log([spot.value for spot in spots])
     value = float(np.exp(logs.mean()))
-    own_low, own_high = (math.sqrt(sum(_log(end) ** 2 for end in ends)) / k for ends in (
-        [spot.value / spot.low if spot.low > 0 else math.inf for spot in spots],
-        [spot.high / spot.value for spot in spots],
-    ))  # fmt: skip
+    if joined is not None:
+        own_low, own_high = _log(joined.value) - _log(joined.low), _log(joined.high) - _log(joined.value)
+    else:
+        own_low, own_high = (math.sqrt(sum(_log(end) ** 2 for end in ends)) / k for ends in (
+            [spot.value / spot.low if spot.low > 0 else math.inf for spot in spots],
+            [spot.high / spot.value for spot in spots],
+        ))  # fmt: skip
     apart = student(1 - level / 2, k - 1) * float(logs.std(ddof=1)) / math.sqrt(k)
     given = run_log_sd / math.sqrt(k) * student(1 - level / 2, 1_000)
     low, high = (max(own, apart, math.hypot(own, given)) for own in (own_low, own_high))
-    return Spot(value, value * math.exp(-low), value * math.exp(min(high, 700.0)))
+    return Spot(value, value * math.exp(-low), value * _exp(high))
 
 
 def _widened(spot: Spot, log_width: float) -> Spot:
@@ -265,7 +295,7 @@ def _widened(spot: Spot, log_width: float) -> Spot:
         return spot
     low = math.hypot(_log(spot.value) - _log(spot.low), log_width)
     high = math.hypot(_log(spot.high) - _log(spot.value), log_width)
-    return Spot(spot.value, spot.value * math.exp(-low), spot.value * math.exp(min(high, 700.0)))
+    return Spot(spot.value, spot.value * math.exp(-low), spot.value * _exp(high))
 
 
 def _one(metric: str, sample: Sample, level: float) -> Spot | None:
@@ -330,7 +360,7 @@ def _ratio_error(sums: Floats, counts: Floats, ratio: float) -> float | None:
 def _around(value: float, half: float) -> Spot:
     """The interval on the logarithm, as wide as ``half`` makes it near the value."""
     log_half = half / value
-    return Spot(value, value * math.exp(-log_half), value * math.exp(min(log_half, 700.0)))
+    return Spot(value, value * math.exp(-log_half), value * _exp(log_half))
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""What a run of a million records costs to read, compare, report on, export and import.
+"""What a run of a million records costs to read, compare, report on, calibrate from, export and import.
 
 .venv/bin/pytest -m bench tests/bench/test_million.py -s
 """
@@ -42,6 +42,10 @@ def test_a_million_records_take_under_30_seconds_and_1500_mib(run: Path, tmp_pat
         "compare": ("compare", str(run)),
         "compare, two runs": ("compare", str(run), str(run)),
         "report": ("report", str(run), "--out", str(tmp_path / "report.html")),
+        "calibrate": (
+            *("calibrate", str(run), "--model", "llama-3.1-8b", "--gpu", "h100-sxm"),
+            *("--out", str(tmp_path / "calibrated"), "--quiet"),
+        ),
         "export csv": ("export", str(run), "--format", "csv", "--out", str(tmp_path / "x.csv")),
         "export parquet": ("export", str(run), "--format", "parquet", "--out", str(tmp_path / "x.parquet")),
         "export vllm-bench": ("export", str(run), "--format", "vllm-bench", "--out", str(tmp_path / "x.json")),

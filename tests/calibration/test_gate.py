@@ -268,3 +268,43 @@ def test_equal_draws_are_one_load_nearly_always() -> None:
             )
         apart += not sides[0].same_load(sides[1])
     assert apart <= 2
+
+
+def test_passes_tell_together_what_each_is_too_small_for() -> None:
+    """Five passes of 60 requests in 5 blocks: no single one holds an end of its 90th percentile at this level."""
+    rng = np.random.default_rng(1)
+    level = 0.05 / len(METRICS)
+    parts = [Sample(LOAD, {"ttft_ms": blocked(correlated(rng, 60), 5)}, {}, 0, 60) for _ in range(5)]
+    alone = spot_of("ttft_ms.p90", parts[:1], level)
+    together = spot_of("ttft_ms.p90", parts, level)
+    assert alone is not None
+    assert together is not None
+    assert alone.high == math.inf
+    assert together.low < together.value < together.high < 130
+
+
+def test_an_end_that_is_not_told_is_infinite_and_no_large_number() -> None:
+    few = [Sample(LOAD, {"ttft_ms": blocked(np.array([10.0, 20.0, 30.0]), 2)}, {}, 0, 3) for _ in range(2)]
+    spot = spot_of("ttft_ms.p99", few, 0.001)
+    assert spot is not None
+    assert spot.high == math.inf
+    low, high = ratio_interval(spot, spot)
+    assert (low, high) == (-1.0, math.inf)
+
+
+def test_equal_runs_of_repeats_are_called_equal() -> None:
+    """Passes that scatter by 3 % beyond their blocks: of 60 pairs at most 5 % have any row called different."""
+    rng = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(60):
+        runs = []
+        for _ in range(2):
+            passes = []
+            for _ in range(4):
+                factor = math.exp(rng.normal(0, 0.03))
+                values = {n: blocked(correlated(rng, 200) * factor, 10) for n in ("ttft_ms", "tpot_ms", "e2e_ms")}
+                rates = {"output_tokens_per_s": correlated(rng, 10, 0.0) / factor}
+                passes.append(Sample(LOAD, values, rates, 0, 200))
+            runs.append(passes)
+        alarms += any(row.verdict in ("worse", "better") for row in compare_samples(*runs))
+    assert alarms <= 3
