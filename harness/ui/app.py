@@ -134,7 +134,7 @@ class Pages:
 
         def call() -> bytes:
             sized = sizing.size_up(sizing.asked_of(content), self._results.calibration)
-            return orjson.dumps({"html": card(sized, 1), "spoken": spoken([sized]), "plan": sized.document()})
+            return orjson.dumps({"html": card(sized, 1), "spoken": spoken([sized]), "plan": sized.document})
 
         return await self._worked("size", content, call)
 
@@ -142,9 +142,9 @@ class Pages:
         content = await _content(request)
 
         def call() -> bytes:
-            sized = [sizing.size_up(asked, self._results.calibration) for asked in _several(content)]
-            names = ["predicted"] if len(sized) == 1 else [f"deployment {i}" for i in range(1, len(sized) + 1)]
-            charts = [draw(chart) for chart in sizing.curves(sized, names)]
+            asked = _several(content)
+            names = ["predicted"] if len(asked) == 1 else [f"deployment {i}" for i in range(1, len(asked) + 1)]
+            charts = [draw(chart) for chart in sizing.curves(asked, names, self._results.calibration)]
             return orjson.dumps({"html": element("div", charts, class_="charts") if charts else ""})
 
         return await self._worked("curves", content, call)
@@ -153,9 +153,7 @@ class Pages:
         content = await _content(request)
 
         def call() -> bytes:
-            return orjson.dumps(
-                sizing.launch_files(sizing.size_up(sizing.asked_of(content), self._results.calibration))
-            )
+            return orjson.dumps(sizing.launch_files(sizing.asked_of(content)))
 
         return await self._worked("launch", content, call)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,16 +17,17 @@ from calibration.deployment import Deployment, resolve_deployment
 from calibration.errors import InputError
 from calibration.factors import FactorSet
 from calibration.families import read_config
-from calibration.limits import Sizing, Slo, size
+from calibration.kv_cache import Pool
+from calibration.limits import Sizing, Slo, shape_of, size
 from calibration.plan import Plan, make_plan, resolve_load
+from calibration.prediction import Estimate
 from calibration.priors import physics_of, prior_factors
-from calibration.queueing import Shape
 from calibration.serving import Serving
 from calibration.transfer import factors_for
 from harness.cli.plan import PRESETS
 from harness.cli.plan_view import document
 from harness.cli.plan_write import COMPOSE_NAME
-from harness.export.charts import Axis, Chart, Mark, Series
+from harness.export.charts import Axis, Chart, Mark
 from harness.export.report_curves import METRICS, predicted, predicted_series, spread
 
 WEIGHTS = ("auto", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
@@ -75,9 +77,9 @@ class Sized:
     asked: Asked
     plan: Plan
     sizing: Sizing | None
-    factors: FactorSet | None
     notes: tuple[str, ...]
 
+    @cached_property
     def document(self) -> dict[str, Any]:
         """The document of ``plan --json``."""
         return document(self.plan, self.sizing)
@@ -97,16 +99,12 @@ def asked_of(content: object) -> Asked:
         raise InputError(f"{key}: {first['msg'].lower()}, not {first['input']!r:.80}") from error
 
 
-def size_up(asked: Asked, calibration_of_run: Callable[[str], Calibration]) -> Sized:
-    """Size a deployment.
-
-    Args:
-        calibration_of_run: the calibration of a run in results/, by name.
+def plan_of(asked: Asked) -> Plan:
+    """What memory says of a deployment: all that its launch files and the ends of its curves need.
 
     Raises:
         InputError: a value that cannot be, or that vLLM refuses at start.
         Unsupported: a model, format or combination that is not known.
-        UsageError: the run is not there or was not calibrated.
     """
     deployment = resolve_deployment(
         _architecture(asked),
@@ -121,11 +119,23 @@ def size_up(asked: Asked, calibration_of_run: Callable[[str], Calibration]) -> S
         max_num_batched_tokens=asked.max_num_batched_tokens,
         gpu_memory_utilization=asked.gpu_memory_utilization,
     )
-    load = resolve_load(deployment.max_model_len, None, asked.prompt_tokens, asked.output_tokens)
-    plan = make_plan(deployment, load)
-    factors, notes = _factors(asked, deployment, calibration_of_run)
+    return make_plan(deployment, resolve_load(deployment.max_model_len, None, asked.prompt_tokens, asked.output_tokens))
+
+
+def size_up(asked: Asked, calibration_of_run: Callable[[str], Calibration]) -> Sized:
+    """Size a deployment.
+
+    Args:
+        calibration_of_run: the calibration of a run in results/, by name.
+
+    Raises:
+        InputError, Unsupported: as :func:`plan_of`.
+        UsageError: the run is not there or was not calibrated.
+    """
+    plan = plan_of(asked)
+    factors, notes = _factors(asked, plan.deployment, calibration_of_run)
     seconds = {key: None if ms is None else ms / 1e3 for key, ms in _limits(asked).items()}
-    return Sized(asked, plan, size(plan, Slo(**seconds), factors), factors, notes)
+    return Sized(asked, plan, size(plan, Slo(**seconds), factors), notes)
 
 
 def _factors(
@@ -169,60 +179,61 @@ def _calibration(asked: Asked, of_run: Callable[[str], Calibration]) -> Calibrat
     return None if asked.calibration_run is None else of_run(asked.calibration_run)
 
 
-def curves(sized: list[Sized], names: list[str]) -> list[Chart]:
-    """Throughput, TTFT and TPOT over users, a curve with its interval for each deployment that fits."""
-    drawn = [(name, i, s, *_over_users(s)) for i, (name, s) in enumerate(zip(names, sized, strict=True), 1) if s.sizing]
+def curves(
+    asked: Sequence[Asked], names: Sequence[str], calibration_of_run: Callable[[str], Calibration]
+) -> list[Chart]:
+    """Throughput, TTFT and TPOT over users, a curve with its interval for each deployment that fits.
+
+    Raises:
+        InputError, Unsupported, UsageError: as :func:`size_up`.
+    """
+    drawn: list[tuple[str, int, list[float], Mapping[str, list[Estimate]]]] = []
+    marks: list[Mark] = []
+    for look, (one, name) in enumerate(zip(asked, names, strict=True), 1):
+        plan = plan_of(one)
+        factors, _ = _factors(one, plan.deployment, calibration_of_run)
+        if plan.memory.fits and plan.memory.pool is not None:
+            drawn.append((name, look, *_over_users(plan, plan.memory.pool, factors)))
+            # where the pool fills: from all streams at their end to spread evenly
+            marks.append(Mark(label="the pool fills", low=plan.kv_full, high=plan.kv_staggered))
     if not drawn:
         return []
-    charts, marks = [], _walls(drawn[0][2]) if len(drawn) == 1 else []
-    for metric in METRICS:
-        series: list[Series] = [
-            predicted_series(name, users, found[metric.key], metric.scale, look)
-            for name, look, _, users, found in drawn
-        ]
-        axis = Axis(label="users", log=True)
-        charts.append(
-            Chart(
-                key=f"size-{metric.key}",
-                title=metric.title,
-                x=axis,
-                y=Axis(label=metric.unit),
-                series=series,
-                marks=marks,
-            )
+    return [
+        Chart(
+            key=f"size-{metric.key}",
+            title=metric.title,
+            x=Axis(label="users", log=True),
+            y=Axis(label=metric.unit),
+            series=[
+                predicted_series(name, users, found[metric.key], metric.scale, look)
+                for name, look, users, found in drawn
+            ],
+            marks=marks if len(drawn) == 1 else [],
         )
-    return charts
+        for metric in METRICS
+    ]
 
 
-def _walls(sized: Sized) -> list[Mark]:
-    """Where the pool of one deployment fills: from all streams at their end to spread evenly."""
-    assert sized.sizing is not None
-    limits = sized.sizing.limits
-    return [Mark(label="the pool fills", low=limits.kv_full, high=limits.kv_staggered)]
+def _over_users(plan: Plan, pool: Pool, factors: FactorSet | None) -> tuple[list[float], Mapping[str, list[Estimate]]]:
+    served = Serving(plan.deployment, physics_of(plan.deployment), pool)
+    known = factors if factors is not None else prior_factors(plan.deployment, served.physics)
+    users = spread(1.0, max(2.0, _BEYOND * min(plan.kv_staggered, plan.max_num_seqs)), _POINTS)
+    return users, predicted(served, known, shape_of(plan.load), users)
 
 
-def _over_users(sized: Sized) -> tuple[list[float], Mapping[str, Any]]:
-    assert sized.sizing is not None
-    plan = sized.plan
-    served = Serving(plan.deployment, physics_of(plan.deployment), plan.memory.pool)
-    factors = sized.factors or prior_factors(plan.deployment, served.physics)
-    limits = sized.sizing.limits
-    users = spread(1.0, max(2.0, _BEYOND * min(limits.kv_staggered, limits.max_num_seqs)), _POINTS)
-    shape = Shape(prompt_tokens=plan.load.prompt_tokens, output_tokens=plan.load.output_tokens)
-    return users, predicted(served, factors, shape, users)
-
-
-def launch_files(sized: Sized) -> dict[str, Any]:
+def launch_files(asked: Asked) -> dict[str, Any]:
     """The launch script and the compose file of a plan, as ``plan --write`` leaves them.
 
     Raises:
-        InputError: it does not fit, or this vLLM version refuses a flag that the plan means.
+        InputError: it does not fit, or this vLLM version refuses a flag that the plan means; and as :func:`plan_of`.
+        Unsupported: as :func:`plan_of`.
     """
-    if not sized.plan.memory.fits:
-        raise InputError(f"no launch files: the plan does not fit, {sized.plan.memory.reason}")
+    plan = plan_of(asked)
+    if not plan.memory.fits:
+        raise InputError(f"no launch files: the plan does not fit, {plan.memory.reason}")
     # of a config.json that was dropped here, whoever starts it names the checkpoint
-    model = None if sized.asked.model is None else served_model(sized.asked.model)
-    launch = plan_launch(sized.plan.deployment, model)
+    model = None if asked.model is None else served_model(asked.model)
+    launch = plan_launch(plan.deployment, model)
     files = {SCRIPT_NAME: launch_script(launch), COMPOSE_NAME: compose_file(launch)}
     return {"files": files, "notes": list(launch.notes)}
 

@@ -17,7 +17,7 @@ from harness.ui.sizing import Sized
 
 def card(sized: Sized, number: int) -> Markup:
     """What one deployment gives: answer, numbers, memory, limits, what to mind. ``number``: from 1, of those side by side."""
-    told = sized.document()
+    told = sized.document
     return element(
         "article",
         element("p", headline(sized.plan), class_="kicker"),

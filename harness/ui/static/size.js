@@ -7,6 +7,8 @@ const $ = (id) => document.getElementById(id);
 const CURVES_AFTER_MS = 120;
 const MOST = 4;
 const SPLITS = [1, 2, 4, 8, 16];
+// made once: a format of its own for every number costs milliseconds
+const WHOLE = new Intl.NumberFormat("en");
 
 let deployments = [{ ...START }];
 let active = 0;
@@ -85,7 +87,7 @@ function named(id, text) {
 /** The sliders' values, with their units. */
 function label() {
   const one = deployments[active];
-  const tokens = (n) => `${n.toLocaleString("en")} tokens`;
+  const tokens = (n) => `${WHOLE.format(n)} tokens`;
   const shown = {
     gpu_memory_utilization: one.gpu_memory_utilization.toFixed(2),
     max_model_len: one.max_model_len ? tokens(one.max_model_len) : "the model's own",
@@ -139,10 +141,10 @@ function take(control) {
   deployments[active] = one;
 }
 
-/** Keep the address up with the state, and ask. */
+/** Ask, and keep the address up with the state. */
 function changed() {
-  history.replaceState(null, "", `#size?${write(deployments)}`);
   size();
+  history.replaceState(null, "", `#size?${write(deployments)}`);
 }
 
 async function size() {
@@ -261,9 +263,10 @@ async function load(source, key) {
 form.addEventListener("input", (event) => {
   if (event.target.type === "file" || event.target.id === "preset") return;
   take(event.target);
+  // the question is on its way while the controls are labelled
+  changed();
   label();
   if (event.target.id === "model") put();
-  changed();
 });
 form.addEventListener("submit", (event) => event.preventDefault());
 $("config").addEventListener("change", () => load($("config").files[0], "config"));
