@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import axe
 import pytest
 import pytest_asyncio
 from chromium import Browser, Page, browser, needs_chromium
@@ -326,22 +327,18 @@ async def test_who_wants_no_motion_gets_none(page: Page, server: Served) -> None
     assert durations == ["0s"]
 
 
-AXE = "axe.run(document, {resultTypes: ['violations']}).then(r => r.violations.filter(v => ['serious', 'critical'].includes(v.impact)).map(v => [v.id, v.nodes.map(n => n.target.join(' ') + ': ' + n.failureSummary)]))"
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_axe_finds_no_serious_violation(page: Page, server: Served, dark: bool) -> None:
-    package = pytest.importorskip("axe_core_python", reason="axe-core-python carries axe-core")
-    axe = Path(package.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    script = axe.source()
     await page.look(1024, dark=dark)
     for view in ("#size", "#runs?run=fitted", "#live"):
         await opened(page, server, view)
         await asyncio.sleep(1.0)
         await page.js("(d => { if (d) d.open = true; })(document.querySelector('figure details'))")
-        await page.js(f"{axe}; 0")
-        assert await page.js(AXE) == [], view
+        await page.js(f"{script}; 0")
+        assert await page.js(axe.VIOLATIONS) == [], view
     await page.js("document.getElementById('confirm').showModal()")
-    assert await page.js(AXE) == []
+    assert await page.js(axe.VIOLATIONS) == []
 
 
 async def test_runs_are_listed_opened_and_compared(page: Page, server: Served) -> None:
@@ -359,6 +356,10 @@ async def test_runs_are_listed_opened_and_compared(page: Page, server: Served) -
     assert not await page.js("document.getElementById('compare').disabled")
     await page.js("document.getElementById('compare').click()")
     await page.until("document.querySelector('#run h2')?.textContent.includes(' beside ')")
+
+
+#: what a ramp leaves, whoever started it
+FILES = {"run.json", "requests.jsonl", "scrapes.jsonl", "summary.json", "report.html"}
 
 
 def names(folder: Path) -> set[str]:
@@ -380,6 +381,15 @@ async def ask_for(page: Page, twin: Served, users: str, seconds: str) -> None:
         )
     await page.js("document.getElementById('check').click()")
     await page.until("document.getElementById('confirm').open")
+
+
+async def left(folder: Path) -> None:
+    """Until a ramp has left its files: the report comes after the last reading of the page."""
+    for _ in range(200):
+        if names(folder) == FILES:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{folder} holds {sorted(names(folder))}")
 
 
 async def watched(page: Page) -> str:
@@ -406,6 +416,7 @@ async def test_a_ramp_is_confirmed_started_watched_and_ends(
     await page.until("document.querySelectorAll('#live-view figure').length === 4")
     await page.until("document.getElementById('live-state').textContent.includes('has ended')", timeout_s=60)
     assert [stage["users"] for stage in read_run(results / name).stages] == [1, 3]
+    await left(results / name)
     await page.js("document.querySelector('#live-state a').click()")
     await page.until("document.querySelector('#run h1')")
 
@@ -436,6 +447,7 @@ async def test_a_ramp_of_the_command_line_is_watched_too(
     assert await page.js("document.getElementById('stop').hidden")
     await page.until("document.getElementById('live-state').textContent.includes('has ended')", timeout_s=60)
     assert await process.wait() == 0
+    assert names(results / "by-hand") == FILES
 
 
 async def test_it_survives_the_servers_restart(page: Page, results: Path) -> None:
