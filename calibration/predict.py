@@ -37,6 +37,8 @@ _OF_TOGETHER = 0.3
 #: lives of a request over which starts no longer crowd, and below which they do; in between it depends on trifles (two runs
 #: of a real vLLM at 0.65 lives had bunches at some levels and none at others)
 _EVEN_LIVES, _CROWDED_LIVES = 1.2, 0.5
+#: TPOT that depends further than this (log sd) on whose prompts share a step is played, where it is known who starts when
+_ORDER_MATTERS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,8 @@ class Predictor:
         reading = None
         if self.twin is not None and not beyond and self._begin_together(load, means["e2e"].value):
             means = self._together(load, means)
+        elif self.twin is not None and not beyond and load.start_spread_s is not None:
+            means = self._in_order(load, point, means)
         if self.twin is not None and (percentiles or beyond):
             reading = self._simulate(self.factors, load, self._overhead_s(load, beyond=beyond))
         if reading is None:
@@ -207,6 +211,29 @@ class Predictor:
                 value=estimate.value * ratio, low=estimate.low * ratio / unsure, high=estimate.high * ratio * unsure
             )
         return found
+
+    def _in_order(self, load: Load, point: OperatingPoint, means: dict[str, Estimate]) -> dict[str, Estimate]:
+        """Means of users whose starts are known, where much depends on how many prompts fall into one step: short outputs,
+        experts that a prompt's step reads. The closed form takes that half-way; the virtual clock plays it."""
+        if point.order_log_sd < _ORDER_MATTERS:
+            return means
+        reading = self._simulate(self.factors, load, self._fixed_s(self.factors, load.shape))
+        if reading is None:
+            return means
+        moved = {"tpot": reading.means.get("tpot", reading.means["e2e"]) / point.tpot_s}
+        life_s = point.ttft_s + load.shape.decode_steps * point.tpot_s
+        slower = load.shape.decode_steps * point.tpot_s * (moved["tpot"] - 1)
+        moved |= {"per_user": 1 / moved["tpot"], "e2e": 1 + slower / life_s}
+        moved["throughput"] = moved["requests"] = (life_s + load.shape.think_s) / (life_s + slower + load.shape.think_s)
+        unsure = math.exp(Z90 * point.order_log_sd)
+        return means | {
+            name: means[name]._replace(
+                value=means[name].value * ratio,
+                low=means[name].low * ratio / unsure,
+                high=means[name].high * ratio * unsure,
+            )
+            for name, ratio in moved.items()
+        }
 
     def basis(self, users: float, shape: Shape) -> Basis:
         """How a load stands to the data."""

@@ -106,7 +106,7 @@ class OperatingPoint(NamedTuple):
     """Where a load settles; means over requests, sums over replicas.
 
     ``running`` sequences decode, ``resident_tokens`` of cache are theirs, ``tpot_s`` is the mean step a running stream
-    sees, prompts of others included.
+    sees, prompts of others included; ``order_log_sd`` is how far it depends on how many of those fall into one step.
     """
 
     users: float
@@ -117,6 +117,7 @@ class OperatingPoint(NamedTuple):
     ttft_s: float
     requests_per_s: float
     output_tokens_per_s: float
+    order_log_sd: float
 
     @property
     def output_tokens_per_s_per_user(self) -> float:
@@ -130,7 +131,8 @@ class MeanStep(NamedTuple):
     ``mean_s``: between two tokens of a running stream. ``prompts`` of others are computed in such a step, ``prompt_load``
     is their share of its time, and ``work_s`` what one adds to a step that has another in it. ``beside_s``: a step of the
     others alone, in which a prompt is computed for ``prompt_s`` more, in ``chunks``. ``busy``: how likely there is
-    somebody else when a request comes.
+    somebody else when a request comes. ``order_log_sd``: relative error of ``mean_s`` for not knowing whose prompts share
+    a step.
     """
 
     mean_s: float
@@ -141,13 +143,14 @@ class MeanStep(NamedTuple):
     beside_s: float
     busy: float
     chunks: int
+    order_log_sd: float
 
 
 class Mix(NamedTuple):
     """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
     them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others are computed in it, each in
     ``chunks``; the share ``mixed`` of steps has one in it, give or take ``mixed_sd``: how many prompts fall into one step
-    depends on who began when."""
+    depends on who began when. A user goes round in a ``cycle`` of so many steps, infinitely many where it never comes back."""
 
     seen: float
     beside: float
@@ -155,6 +158,7 @@ class Mix(NamedTuple):
     chunks: int
     mixed: float
     mixed_sd: float
+    cycle: float
 
 
 def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: float, micro_batches: int) -> Mix:
@@ -165,9 +169,10 @@ def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: f
     their prompts come in its own, and it meets all the others' in the steps between. Spread evenly over the cycle, as users
     start, of N in a cycle of K steps one is at each, or N / K where they are more; anywhere, the others at a step would be
     (N - 1) / K. Steps of unequal length upset the order the more, the closer users are: where there is one at each step,
-    the number of prompts that share one and of steps that have one are taken half-way. None: independent arrivals.
+    the number of prompts that share one and of steps that have one are taken half-way. None: independent arrivals, as which
+    requests of one token are taken too: they never decode, their step is a stand-in.
     """
-    if users is None or others <= 0:
+    if users is None or others <= 0 or shape.output_tokens < 2:
         users, cycle, met, begun, beside = 1.0, math.inf, others, others / shape.decode_steps, others
     else:
         cycle = max(shape.decode_steps + 1.0, (users - 1.0) * shape.decode_steps / others)
@@ -179,14 +184,18 @@ def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: f
     prompts = begun / micro_batches
     anywhere = -math.expm1(-prompts * chunks)
     if not math.isfinite(cycle):
-        return Mix(seen, beside / micro_batches, prompts, chunks, anywhere, 0.0)
+        return Mix(seen, beside / micro_batches, prompts, chunks, anywhere, 0.0, cycle)
     even = min(1.0, prompts * chunks)
     # two users meet each other's prompts twice a cycle, but once where one's comes while the other waits for its own, and
     # never at the same step: of few users it depends on where they are
     few = math.sqrt((1.0 + cycle - shape.decode_steps) / cycle * (users - 1.0) / users) / shape.decode_steps
     upset = min(1.0, users / cycle) / 2 * (even - anywhere)
     sd = math.hypot(upset, few * (1.0 - anywhere))
-    return Mix(seen, beside / micro_batches, prompts, chunks, even - upset, sd)
+    return Mix(seen, beside / micro_batches, prompts, chunks, even - upset, sd, cycle)
+
+
+#: a cycle is a whole number of steps, which the mean one is off by so much (standard deviation of rounding)
+_OF_A_STEP = 12**-0.5
 
 
 def mean_step(server: Server, shape: Shape, others: float, users: float | None = None) -> MeanStep:
@@ -202,7 +211,8 @@ def mean_step(server: Server, shape: Shape, others: float, users: float | None =
     chunk = tokens / mix.chunks
     own = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
     decode = step.step_s(mix.seen, mix.seen * shape.mean_context, 0.0)
-    mean = decode + mix.prompts * own + mix.mixed * mixed_s(step, mix.seen, chunk)
+    one_more = mixed_s(step, mix.seen, chunk)
+    mean = decode + mix.prompts * own + mix.mixed * one_more
     beside = step.step_s(mix.beside, mix.beside * shape.mean_context, 0.0)
     return MeanStep(
         mean_s=mean,
@@ -213,6 +223,7 @@ def mean_step(server: Server, shape: Shape, others: float, users: float | None =
         beside_s=beside,
         busy=_busy(others, users),
         chunks=mix.chunks,
+        order_log_sd=math.hypot(mix.mixed_sd * one_more, (mean - decode) * _OF_A_STEP / mix.cycle) / mean,
     )
 
 
@@ -363,6 +374,7 @@ def _point(
         ttft_s=first,
         requests_per_s=rate * server.replicas,
         output_tokens_per_s=rate * shape.output_tokens * server.replicas,
+        order_log_sd=step.order_log_sd,
     )
 
 

@@ -15,7 +15,7 @@ from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.design import DesignedStage, Wish, design
 from calibration.factors import STEP_FACTORS, FactorSet
-from calibration.predict import Load, Predictor
+from calibration.predict import Load, Prediction, Predictor
 from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
 from harness.calibrating import profile_of
@@ -69,10 +69,8 @@ def calibrated(server: Server, wish: Wish) -> tuple[Calibration, tuple[DesignedS
 
 
 def simulated_tpot_s(server: Server, users: int, shape: tuple[int, int]) -> float:
-    """TPOT of a load on the server, without noise."""
-    load = Shape(prompt_tokens=shape[0], output_tokens=shape[1])
-    point = closed_loop(server.served._replace(pool=None).server(server.truth, load), load, users)
-    life_s = point.ttft_s + point.tpot_s * load.decode_steps
+    """TPOT of a load on the server, without noise; its users start over a request's life."""
+    life_s = start_spread_s(server, users, shape)
     stage = DesignedStage(
         users=users,
         prompt_tokens=shape[0],
@@ -86,6 +84,19 @@ def simulated_tpot_s(server: Server, users: int, shape: tuple[int, int]) -> floa
     return float(play(server, (stage,), 0.0)[0]["tpot_ms"]["mean"]) / 1e3
 
 
-def predicted_tpot_s(server: Server, factors: FactorSet, users: int, shape: tuple[int, int]) -> float:
+def start_spread_s(server: Server, users: int, shape: tuple[int, int]) -> float:
+    """Over how long the users of :func:`simulated_tpot_s` start."""
     load = Shape(prompt_tokens=shape[0], output_tokens=shape[1])
-    return closed_loop(server.served._replace(pool=None).server(factors, load), load, users).tpot_s
+    point = closed_loop(server.served._replace(pool=None).server(server.truth, load), load, users)
+    return point.ttft_s + point.tpot_s * load.decode_steps
+
+
+def predicted_tpot_s(server: Server, factors: FactorSet, users: int, shape: tuple[int, int]) -> float:
+    """TPOT that is predicted for this load, and for a run that starts its users so."""
+    load = Shape(prompt_tokens=shape[0], output_tokens=shape[1])
+    spread_s = start_spread_s(server, users, shape)
+    found = Predictor(server.served, factors).predict(
+        Load(shape=load, users=users, start_spread_s=spread_s), percentiles=False
+    )
+    assert isinstance(found, Prediction)
+    return found.tpot_s.value

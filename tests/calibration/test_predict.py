@@ -109,6 +109,23 @@ def test_users_who_start_together_wait_for_each_other_s_prompts() -> None:
     assert together.output_tokens_per_s.value == pytest.approx(even.output_tokens_per_s.value, rel=0.25)
 
 
+def test_where_a_cycle_is_a_few_steps_the_virtual_clock_counts_them() -> None:
+    """Whose prompts share a step moves TPOT there by more than the closed form can know."""
+    shape, users = Shape(prompt_tokens=64, output_tokens=8), 48
+    even = predicted(Load(shape=shape, users=users), percentiles=False)
+    known = Load(shape=shape, users=users, start_spread_s=1.1 * even.e2e_s.value)
+    found = predicted(known, percentiles=False)
+    it = predictor()
+    simulated = it._simulate(it.factors, known, it._fixed_s(it.factors, shape))
+    assert simulated is not None
+    assert found.tpot_s.value == pytest.approx(simulated.means["tpot"], rel=1e-9)
+    assert found.tpot_s.value == pytest.approx(even.tpot_s.value, rel=0.1)
+    assert found.tpot_s.high / found.tpot_s.low > even.tpot_s.high / even.tpot_s.low
+    assert found.output_tokens_per_s_per_user.value == pytest.approx(1 / found.tpot_s.value, rel=1e-9)
+    assert found.e2e_s.value == pytest.approx(found.ttft_s.value + 7 * found.tpot_s.value, rel=1e-9)
+    assert found.requests_per_s.value == pytest.approx(users / found.e2e_s.value, rel=1e-6)
+
+
 @pytest.mark.parametrize("lives", [0.5, 1.2, 5.0])
 def test_users_who_start_apart_are_the_closed_form_s(lives: float) -> None:
     even = predicted(Load(shape=SHAPE, users=16), percentiles=False)
