@@ -31,6 +31,7 @@ from harness.formats.imported import as_run
 from harness.formats.read import is_result, read_files
 from harness.observe.probe import ProbeResult
 from harness.store import RunData, read_run
+from loadprofiles.pauses import mean_pause_s
 from loadprofiles.profile import Profile, parse_profile
 
 T = TypeVar("T")
@@ -192,13 +193,18 @@ def probe_of(run: RunData) -> ProbeResult:
 def finished_run(run: RunData, *, is_scout: bool = False) -> FinishedRun:
     """A run's stages as the fit takes them."""
     profile = run.run.get("profile", {}).get("stages", [])
-    planned = [profile[s["index"]] if s["index"] < len(profile) else {} for s in run.stages]
+    planned = [_by_its_means(profile[s["index"]]) if s["index"] < len(profile) else {} for s in run.stages]
     record = RunRecord(
         folder=str(run.folder),
         started=str(run.run.get("started", "")),
         base_url=str(run.run.get("deployment", {}).get("base_url", "")),
     )
     return FinishedRun(record, run.stages, planned, is_scout)
+
+
+def _by_its_means(stage: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stage as it was run, with the mean of its think times in place of their distribution."""
+    return {**stage, "think": mean_pause_s(stage["think"])} if "think" in stage else stage
 
 
 #: what a probe shows of a server that makes it another one

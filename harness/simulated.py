@@ -8,7 +8,8 @@ the same way too. Nothing is sent and nothing sleeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -40,7 +41,9 @@ from harness.record import Failure, Outcome, Record, TokenSource
 from harness.store import RunWriter
 from harness.twin_metrics import LATENESS_BUCKETS_S, render
 from harness.twin_metrics import Scrape as TwinScrape
+from harness.workload.lengths import pauser
 from loadprofiles.lengths import Lengths, mean_of, quantile_of
+from loadprofiles.pauses import mean_pause_s
 from loadprofiles.profile import OfContext, Profile, Stage, Synthetic
 from loadprofiles.workload import SharedPrefix
 
@@ -77,7 +80,7 @@ def refuse(profile: Profile) -> None:
 def shape_of_stage(stage: Stage) -> Shape:
     """The mean request of a resolved stage."""
     prompt, output = _lengths(stage)
-    return Shape(prompt_tokens=mean_of(prompt), output_tokens=mean_of(output), think_s=stage.think)
+    return Shape(prompt_tokens=mean_of(prompt), output_tokens=mean_of(output), think_s=mean_pause_s(stage.think))
 
 
 def _lengths(stage: Stage) -> tuple[Lengths, Lengths]:
@@ -225,7 +228,7 @@ class Simulation:
             make,
             [start / NS_PER_S for start in order.user_start_ns],
             end_s,
-            think_s=order.think_s,
+            think_s=_thinks(order.think, f"{self.seed}/{order.index}/think"),
             overhead_s=overhead_s,
             max_requests=order.requests,
             grace_s=self.grace_s,
@@ -255,6 +258,12 @@ class Simulation:
         for record in records_of(index, trace):
             self.writer.add_record(record.to_json())
         self.writer.flush()
+
+
+def _thinks(think: Any, seed: str) -> float | Callable[[], float]:
+    """A think time, or who draws one after another."""
+    pause, draws = pauser(think), itertools.count()
+    return pause("") if isinstance(think, float) else lambda: pause(f"{seed}/{next(draws)}")
 
 
 class _Maker:

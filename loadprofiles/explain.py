@@ -77,9 +77,18 @@ def known_keys(location: Location, model: type[BaseModel]) -> list[str]:
     for part in location:
         here = _followed(_step(here, part, schema), schema)
     names: list[str] = list(here.get("properties", {}))
-    for member in here.get("oneOf", []) + here.get("anyOf", []):
-        names += [name for name in _followed(member, schema).get("properties", {}) if name not in names]
+    for member in _members(here, schema):
+        names += [name for name in member.get("properties", {}) if name not in names]
     return names
+
+
+def _members(here: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a union, and of the unions in it."""
+    found = []
+    for member in here.get("oneOf", []) + here.get("anyOf", []):
+        known = _followed(member, schema)
+        found += [known, *_members(known, schema)]
+    return found
 
 
 def _followed(here: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +100,7 @@ def _followed(here: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 def _step(here: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
     """One step down: into a key, an item, or the member of a union that has the name."""
-    members = [_followed(member, schema) for member in here.get("oneOf", []) + here.get("anyOf", [])]
+    members = _members(here, schema)
     if isinstance(part, int):
         items: dict[str, Any] = here.get("items", {})
         return items

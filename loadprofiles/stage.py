@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from loadprofiles.lengths import Lengths
-from loadprofiles.units import Seconds, Strict
+from loadprofiles.pauses import Pauses
+from loadprofiles.units import ProfileError, Seconds, Strict
 from loadprofiles.workload import PromptLengths
 
 Users = Annotated[int, Field(ge=1, le=100_000)]
@@ -163,8 +165,11 @@ class _StageBase(Strict):
     """At least so much of the stage's start is left out of what is measured."""
     ramp_up: Seconds | None = None
     """Over which the stage's users start."""
-    think: Seconds = 0.0
-    """Pause of a user between its requests."""
+    think: Pauses = 0.0
+    """Pause of a user between its requests: a duration, or a distribution of them."""
+    handover: bool = False
+    """The users of the level before go on: this level only adds users or lets some end, and the server is never idle
+    between the two. What is measured begins when all its users have begun and the last stream sent before it has ended."""
     prompt_tokens: PromptLengths | None = None
     """In place of the workload's; synthetic workloads only."""
     output_tokens: Lengths | None = None
@@ -183,6 +188,8 @@ def _check(stage: StageSpec | Stage) -> None:
         raise ValueError("warm_up leaves nothing of the duration")
     if (stage.request_rate is not None or stage.replay) and stage.think:
         raise ValueError("think belongs to users; with request_rate the arrivals decide")
+    if (stage.request_rate is not None or stage.replay) and stage.handover:
+        raise ValueError("handover takes over users; with request_rate the arrivals decide")
     if isinstance(stage.request_rate, RateRamp) and stage.duration is None:
         raise ValueError("a ramp of the rate needs a duration")
 
@@ -219,6 +226,31 @@ class Stage(_StageBase):
     def _makes_sense(self) -> Stage:
         _check(self)
         return self
+
+
+def takes_over(before: Stage | None, stage: Stage) -> bool:
+    """Whether a level takes over the users of the one before it; the first of a run has none to take over."""
+    return stage.handover and before is not None
+
+
+def check_handovers(name: str, stages: Sequence[Stage]) -> None:
+    """Whether each level that takes over users follows one that can hand them over.
+
+    Args:
+        name: of the profile.
+
+    Raises:
+        ProfileError: it does not; names the level, counted from 0.
+    """
+    for number, (before, stage) in enumerate(pairwise(stages), 1):
+        if not takes_over(before, stage):
+            continue
+        if before.request_rate is not None or before.replay:
+            raise ProfileError(
+                f"{name}: level {number}: handover: the level before it has arrivals, no users to take over"
+            )
+        if before.requests is not None or before.duration is None:
+            raise ProfileError(f"{name}: level {number}: handover: the level before it has to end by duration alone")
 
 
 def levels_of(spec: StageSpec) -> Iterator[Stage]:

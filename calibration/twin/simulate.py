@@ -258,12 +258,12 @@ class _ClosedLoop(_Load):
         engines: Many[Engine],
         make: MakeRequest,
         overhead_s: float,
-        think_s: float,
+        think_s: float | Callable[[], float],
         last_send_s: float,
         max_requests: float,
     ) -> None:
         super().__init__(engines, make, overhead_s, last_send_s)
-        self._think_s = think_s
+        self._think: Callable[[], float] = think_s if callable(think_s) else partial(float, think_s)
         self._left = max_requests
 
     def plan(self, user: int, time_s: float) -> None:
@@ -273,7 +273,7 @@ class _ClosedLoop(_Load):
             self.send(user, time_s)
 
     def finished(self, user: int, now_s: float) -> None:
-        self.plan(user, now_s + self._think_s)
+        self.plan(user, now_s + self._think())
 
 
 class _OpenLoop(_Load):
@@ -304,7 +304,7 @@ def closed_loop(
     starts_s: Many[float],
     duration_s: float,
     *,
-    think_s: float = 0.0,
+    think_s: float | Callable[[], float] = 0.0,
     overhead_s: float = 0.0,
     max_requests: int | None = None,
     grace_s: float = 0.0,
@@ -318,7 +318,8 @@ def closed_loop(
         make: requests.
         starts_s: when each user sends its first request; one entry a user.
         duration_s: nothing is sent after this moment.
-        think_s: from a user's last token to its next request. 0 still misses the step that starts at that moment.
+        think_s: from a user's last token to its next request, or who says how long, each time. 0 still misses the step that
+            starts at that moment.
         overhead_s: from the client to the engine.
         max_requests: of all users together; None for no limit.
         grace_s: requests under way may go on so long after ``duration_s``; then they are cut and count as incomplete.

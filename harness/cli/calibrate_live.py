@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from calibration.serving import Serving
     from harness.calibrating import Told
     from harness.export.prometheus import Exporter
-    from harness.load.run import RampOptions
+    from harness.load.options import RampOptions
     from harness.observe.probe import ProbeResult
 
 _SCOUT_SEED = 1_000_003
@@ -195,7 +195,7 @@ class Live:
     def _ramp_options(self, name: str, stages: Sequence[DesignedStage], folder: Path, seed: int) -> RampOptions:
         from harness.calibrating import profile_of
         from harness.cli.ramp import processes_for
-        from harness.load.run import RampOptions
+        from harness.load.options import RampOptions
 
         longest_s = max(stage.expected_s for stage in stages)
         return RampOptions(

@@ -71,12 +71,13 @@ def _asked(run: RunData) -> dict[int, Asked]:
     """Think times and starts of a run's stages, from the profile as it was run."""
     from calibration.compare_levels import Asked
     from loadprofiles.arrivals import ramp_up_s
+    from loadprofiles.pauses import mean_pause_s
 
     found = {}
     for index, stage in enumerate(run.run.get("profile", {}).get("stages", ())):
         users = stage.get("users")
         spread_s = ramp_up_s(users, stage.get("ramp_up"), stage.get("duration")) if isinstance(users, int) else None
-        found[index] = Asked(float(stage.get("think", 0.0)), spread_s)
+        found[index] = Asked(mean_pause_s(stage.get("think", 0.0)), spread_s)
     return found
 
 

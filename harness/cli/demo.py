@@ -58,7 +58,7 @@ def command(
     from harness.calibration_file import NAME
     from harness.cli import calibrate, compare, plan, report
     from harness.cli.ramp import default_folder, execute
-    from harness.load.run import RampOptions
+    from harness.load.options import RampOptions
 
     folder = out or default_folder("demo")
     lengths = ("--prompt-tokens", str(PROMPT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS))

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.load.run import Tick
+from harness.load.options import Tick
 from harness.observe.probe import ProbeResult
 from loadprofiles.profile import Profile
 

@@ -89,7 +89,7 @@ def _run_document(
     """run.json, by the function that writes a ramp's."""
     from harness.clock import wall_time
     from harness.load.account import description
-    from harness.load.run import RampOptions
+    from harness.load.options import RampOptions
 
     options = RampOptions(
         base_url="twin", profile=profile, out=Path(asked.out), seed=asked.seed, slo_ms=simulation.slo_ms

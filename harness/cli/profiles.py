@@ -155,11 +155,18 @@ def _describe(stage: Stage, profile: Profile) -> str:
     ends = [f"{stage.duration:g} s"] if stage.duration is not None else []
     ends += [f"{stage.requests} requests"] if stage.requests is not None else []
     parts = [_load(stage), *_stage_lengths(stage, profile), " or ".join(ends) or "until the trace ends"]
-    parts += [f"{stage.think:g} s think time"] if stage.think else []
+    parts += [_think(stage)] if stage.think else []
+    parts += ["takes over the users of the level before"] if stage.handover else []
     parts += [f"{stage.warm_up:g} s warm-up"] if stage.warm_up else []
     expected = _expected(stage)
     parts += [f"about {expected:,.0f} requests"] if expected is not None else []
     return ", ".join(parts)
+
+
+def _think(stage: Stage) -> str:
+    if isinstance(stage.think, float):
+        return f"{stage.think:g} s think time"
+    return f"{stage.think.distribution} think time of {stage.think.mean_s:.3g} s on average"
 
 
 def _load(stage: Stage) -> str:

@@ -13,7 +13,8 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.cli.live import LiveView, QuietView
-    from harness.load.run import RampOptions, Run
+    from harness.load.options import RampOptions
+    from harness.load.run import Run
     from loadprofiles.profile import Profile
 
 DEFAULT_DURATION = "30s"
@@ -137,7 +138,7 @@ def command(
     tiers = [parse_slo(one) for one in slo or []]
     if json:
         quiet = True
-    from harness.load.run import RampOptions
+    from harness.load.options import RampOptions
 
     execute(
         RampOptions(

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from calibration.compare import KvPool, predict_wall
 from harness.load.controller import StageOutcome
-from harness.load.stages import mean_rate
+from harness.load.stages import mean_rate, user_starts_s
 from harness.load.tally import Tally
 from harness.measure.from_records import Requests, requests_of
 from harness.measure.gaps import merged
@@ -25,11 +26,13 @@ from harness.observe.scrape import Scrape
 from harness.observe.summary import OurTraffic, summarise_server
 from harness.record import Record
 from harness.selftest import beyond
+from harness.store import Mark
+from loadprofiles.pauses import mean_pause_s
 from loadprofiles.profile import Profile, Stage
 
 if TYPE_CHECKING:
     from calibration.compare import Prediction
-    from harness.load.run import RampOptions
+    from harness.load.options import RampOptions
     from harness.observe.probe import ProbeResult
     from harness.workload.prepare import Prepared
 
@@ -87,6 +90,7 @@ def stage_summary(
     slo_tiers: Sequence[Mapping[str, float]] = (),
     selftest: Mapping[str, Any] | None,
     work: Prepared,
+    taken_over: tuple[float, int] | None = None,
 ) -> dict[str, Any]:
     """A stage of ``summary.json`` but for the server's side (:func:`add_server`).
 
@@ -96,12 +100,14 @@ def stage_summary(
         records: of the stage, in any order.
         outcome: what its workers said.
         work: what was asked.
+        taken_over: of the stage whose users this one took over: when its last stream ended, seconds since the run's
+            start, and its users. None: all users are new.
     """
     requests = requests_of(records, "live")
     summary = summarise(
         index,
         requests.trace,
-        load_of(stage, span[0], work.mean_rate(stage)),
+        load_of(stage, span[0], work.mean_rate(stage), taken_over),
         StageReadings(loop_lag_ms_p99=outcome.loop_lag_ms_p99, cpu=outcome.cpu, gaps=merged(outcome.gaps)),
         requests.deltas,
         slo_ms,
@@ -111,6 +117,13 @@ def stage_summary(
     # with a request_rate, users is the cap on the requests in flight
     summary["users"] = stage.users
     summary["repetition"] = stage.repetition
+    if taken_over is not None:
+        # how long the last stream lasted that the stage before had sent
+        summary["handover_s"] = max(0.0, taken_over[0] - span[0])
+        if stage.duration is not None and summary["handover_s"] >= stage.duration:
+            summary["reasons"].append(
+                f"handover: streams of the level before went on for {summary['handover_s']:.1f} s, as long as this one lasted"
+            )
     if outcome.away_s > SUSPENDED_S:
         summary["valid"] = False
         summary["reasons"].append(
@@ -145,16 +158,16 @@ def add_server(
     summary: dict[str, Any],
     scrapes: Sequence[Scrape],
     span: tuple[float, float],
-    tally: Tally,
+    ours: OurTraffic | None,
     *,
     prompts_unique: bool,
 ) -> None:
-    """Put the server's side into a stage's summary: ``server``, and what else was going on there into ``reasons``."""
+    """Put the server's side into a stage's summary: ``server``, and what else was going on there into ``reasons``.
+
+    Args:
+        ours: what the stage's requests account for; None where streams went on over its borders.
+    """
     window = summary["window"]
-    known = tally.output_unknown == 0
-    ours = OurTraffic(
-        output_tokens=tally.output_tokens if known else None, ended=tally.ok, cut=tally.failed + tally.incomplete
-    )
     summary["server"] = summarise_server(
         scrapes,
         (window["start_s"], window["end_s"]) if window else None,
@@ -163,6 +176,45 @@ def add_server(
         prompts_unique=prompts_unique,
     ).to_dict()
     summary["reasons"] += summary["server"]["contamination"]
+
+
+def ours_of(tally: Tally) -> OurTraffic:
+    """What the requests of a stage account for at the server."""
+    known = tally.output_unknown == 0
+    return OurTraffic(
+        output_tokens=tally.output_tokens if known else None, ended=tally.ok, cut=tally.failed + tally.incomplete
+    )
+
+
+@dataclass(slots=True)
+class Relay:
+    """Stages that handed their users over, as one: only over all of them do our requests add up to what the server did."""
+
+    first: int = -1
+    mark: Mark = field(default_factory=lambda: Mark(0, 0))
+    baseline: Scrape | None = None
+    start_s: float = 0.0
+    stages: list[OurTraffic] = field(default_factory=list)
+
+    def begin(self, index: int, mark: Mark, baseline: Scrape | None, start_s: float) -> None:
+        """A stage of it begins; what the first says holds."""
+        if self.first < 0:
+            self.first, self.mark, self.baseline, self.start_s = index, mark, baseline, start_s
+
+    def add(self, tally: Tally) -> None:
+        self.stages.append(ours_of(tally))
+
+    def other_traffic(self, scrapes: Sequence[Scrape], end_s: float) -> list[str]:
+        """What else the server did than our requests, from the first stage's start to the last one's end."""
+        tokens = [stage.output_tokens for stage in self.stages]
+        ours = OurTraffic(
+            output_tokens=None if None in tokens else sum(count or 0 for count in tokens),
+            ended=sum(stage.ended for stage in self.stages),
+            cut=sum(stage.cut for stage in self.stages),
+        )
+        found = summarise_server(scrapes, None, (self.start_s, end_s), ours=ours).contamination
+        over = f" (over stages {self.first + 1} to {self.first + len(self.stages)})"
+        return [f"{said}{over}" for said in found if said.startswith("other_traffic")]
 
 
 def predicted_wall(probed: ProbeResult, profile: Profile, work: Prepared) -> Prediction | None:
@@ -186,16 +238,27 @@ def predicted_wall(probed: ProbeResult, profile: Profile, work: Prepared) -> Pre
     return predict_wall(sizes, *lengths, probed.max_num_seqs)
 
 
-def load_of(stage: Stage, start_s: float, replay_rate: float | None = None) -> StageLoad:
-    """What a resolved stage asks for, as measuring wants it. ``replay_rate``: mean arrivals a second of a stage that
-    replays a trace."""
+def load_of(
+    stage: Stage, start_s: float, replay_rate: float | None = None, taken_over: tuple[float, int] | None = None
+) -> StageLoad:
+    """What a resolved stage asks for, as measuring wants it.
+
+    Args:
+        start_s: when it started, seconds since the run's start.
+        replay_rate: mean arrivals a second of a stage that replays a trace.
+        taken_over: as :func:`stage_summary` has it: what comes before all users have begun, or while a stream goes on that
+            was sent at the level before, is not of this level.
+    """
     end_s = None if stage.duration is None else start_s + stage.duration
     begin_s = start_s + stage.warm_up if stage.warm_up else None
     rate = replay_rate if stage.replay else mean_rate(stage)
     if rate is not None:
         return StageLoad(request_rate=rate, planned_end_s=end_s, not_before_s=begin_s)
     assert isinstance(stage.users, int), "a resolved stage has a number of users"
-    return StageLoad(users=stage.users, think_s=stage.think, planned_end_s=end_s, not_before_s=begin_s)
+    if taken_over is not None:
+        ended_s, users = taken_over
+        begin_s = max(begin_s or start_s, ended_s, start_s + float(user_starts_s(stage, users).max()))
+    return StageLoad(users=stage.users, think_s=mean_pause_s(stage.think), planned_end_s=end_s, not_before_s=begin_s)
 
 
 _SECRETS = ("--api-key",)

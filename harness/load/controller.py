@@ -16,7 +16,7 @@ import orjson
 
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns
 from harness.errors import LocalFault
-from harness.load.orders import Progress, Setup, StageEnd, StageOrder, Tag, line, split
+from harness.load.orders import Gaps, Progress, Setup, StageEnd, StageOrder, Tag, line, split
 from harness.measure.gaps import GapHistogram
 from harness.record import Failure, Outcome, Record
 
@@ -57,12 +57,21 @@ class StageOutcome:
 
 
 @dataclass(slots=True, eq=False)
+class _Shift:
+    """A stage as one worker runs it."""
+
+    order: StageOrder
+    outcome: StageOutcome
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
 class _Worker:
     number: int
     process: asyncio.subprocess.Process
     progress: Progress | None = None
-    order: StageOrder | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    #: stages that have not ended, by index; two where one takes over the other's users
+    shifts: dict[int, _Shift] = field(default_factory=dict)
     listener: asyncio.Task[None] | None = None
     dead: str | None = None
 
@@ -86,7 +95,6 @@ class Fleet:
         self._loop_name = loop_name
         self._on_record = on_record
         self._workers: list[_Worker] = []
-        self._outcome = StageOutcome()
         self._run_start_ns = 0
         self._closing = False
 
@@ -141,7 +149,8 @@ class Fleet:
             if worker.dead is not None:
                 self._bury(worker)
         finally:
-            worker.done.set()
+            for index in list(worker.shifts):
+                worker.shifts.pop(index).done.set()
 
     async def _hear(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
@@ -152,77 +161,89 @@ class Fleet:
             elif tag is Tag.PROGRESS:
                 worker.progress = Progress(**orjson.loads(payload))
             elif tag is Tag.GAPS:
-                self._outcome.gaps.append(GapHistogram.from_dict(orjson.loads(payload)))
+                counted = Gaps(**orjson.loads(payload))
+                worker.shifts[counted.stage].outcome.gaps.append(GapHistogram.from_dict(counted.gaps))
             elif tag is Tag.STAGE_END:
-                self._outcome.add(StageEnd(**orjson.loads(payload)))
-                worker.order, worker.progress = None, None
-                worker.done.set()
+                self._ended_on(worker, StageEnd(**orjson.loads(payload)))
             elif tag is Tag.FAULT:
                 worker.dead = f"load worker {worker.number}: {orjson.loads(payload)['message']}"
                 return
+
+    @staticmethod
+    def _ended_on(worker: _Worker, end: StageEnd) -> None:
+        shift = worker.shifts.pop(end.stage)
+        shift.outcome.add(end)
+        if not worker.shifts:
+            worker.progress = None
+        shift.done.set()
 
     def _bury(self, worker: _Worker) -> None:
         """A dead worker's users are counted failed: what they had in flight is lost, and that is ours to say. The load
         is no longer what was asked, so the others are told to come to an end."""
         assert worker.dead is not None
-        self._outcome.faults.append(worker.dead)
+        for shift in worker.shifts.values():
+            shift.outcome.faults.append(worker.dead)
         for record in self._lost(worker):
             self._on_record(record.to_json())
-        worker.order, worker.progress = None, None
+        worker.progress = None
         if worker.process.returncode is None:
             worker.process.kill()
         self.drain()
 
     def _lost(self, worker: _Worker) -> Iterator[Record]:
         """A failed record for each user of a dead worker; with arrivals, for each stream in flight when it last said."""
-        order = worker.order
-        if order is None:
-            return
-        lost = order.users
-        if order.open_loop:
-            sent = 0 if worker.progress is None else worker.progress.sent
-            lost = list(range(sent - (0 if worker.progress is None else worker.progress.in_flight), sent))
-            self._outcome.not_sent += len(order.due_ns) - sent
-        for user in lost:
-            yield Record(
-                request_id=f"{order.index}-worker{worker.number}-user{user}",
-                stage=order.index,
-                user=user,
-                scheduled_ms=(order.start_ns - self._run_start_ns) / NS_PER_MS,
-                sent_ms=None,
-                outcome=Outcome.FAILED,
-                failure=Failure.CLIENT,
-                message=worker.dead,
-                asked_output_tokens=order.output_tokens if isinstance(order.output_tokens, int) else None,
-            )
+        counted: set[int] = set()
+        for shift in worker.shifts.values():
+            order = shift.order
+            # a user of two stages has one request in flight: it is counted in the earlier
+            lost = [user for user in order.users if user not in counted]
+            counted.update(lost)
+            if order.open_loop:
+                sent = 0 if worker.progress is None else worker.progress.sent
+                lost = list(range(sent - (0 if worker.progress is None else worker.progress.in_flight), sent))
+                shift.outcome.not_sent += len(order.due_ns) - sent
+            yield from (self._lost_request(worker, order, user) for user in lost)
+
+    def _lost_request(self, worker: _Worker, order: StageOrder, user: int) -> Record:
+        return Record(
+            request_id=f"{order.index}-worker{worker.number}-user{user}",
+            stage=order.index,
+            user=user,
+            scheduled_ms=(order.start_ns - self._run_start_ns) / NS_PER_MS,
+            sent_ms=None,
+            outcome=Outcome.FAILED,
+            failure=Failure.CLIENT,
+            message=worker.dead,
+            asked_output_tokens=order.output_tokens if isinstance(order.output_tokens, int) else None,
+        )
 
     async def stage(self, orders: Sequence[StageOrder]) -> StageOutcome:
         """Run one stage on all workers and wait for the last of their records. A worker that dies, or says nothing
-        until :data:`HAND_IN_S` past the stage's hard end, is a fault of the outcome."""
-        self._outcome = StageOutcome()
-        busy = []
+        until :data:`HAND_IN_S` past the stage's hard end, is a fault of the outcome. A stage that takes over the users of
+        the one before may be begun while that still runs."""
+        outcome = StageOutcome()
+        busy: list[tuple[_Worker, _Shift]] = []
         for worker, order in zip(self._workers, orders, strict=True):
             if worker.dead is None:
-                worker.order = order
-                worker.done.clear()
+                shift = worker.shifts[order.index] = _Shift(order, outcome)
                 worker.tell(line(Tag.STAGE, order))
-                busy.append(worker)
-        if not await self._ended(busy, max(order.kill_ns for order in orders)):
-            for worker in busy:
-                if not worker.done.is_set():
+                busy.append((worker, shift))
+        if not await self._ended([shift for _, shift in busy], max(order.kill_ns for order in orders)):
+            for worker, shift in busy:
+                if not shift.done.is_set():
                     worker.dead = f"load worker {worker.number} did not end its stage in time"
                     worker.process.kill()
-            await asyncio.gather(*(worker.done.wait() for worker in busy))
-        for worker in busy:
+            await asyncio.gather(*(shift.done.wait() for _, shift in busy))
+        for worker, _ in busy:
             if worker.listener is not None and worker.listener.done():
                 worker.listener.result()
-        return self._outcome
+        return outcome
 
     @staticmethod
-    async def _ended(busy: Sequence[_Worker], kill_ns: int) -> bool:
+    async def _ended(busy: Sequence[_Shift], kill_ns: int) -> bool:
         """Whether all have ended their stage HAND_IN_S after its hard end. Time in which this process was suspended does
         not count: the workers were then too, and have as much to hand in."""
-        ends = asyncio.ensure_future(asyncio.gather(*(worker.done.wait() for worker in busy)))
+        ends = asyncio.ensure_future(asyncio.gather(*(shift.done.wait() for shift in busy)))
         left_s, looked_ns = HAND_IN_S, now_ns()
         while left_s > 0:
             await asyncio.wait({ends}, timeout=LOOK_S)

@@ -165,6 +165,10 @@ class Hangar:
     def waiting(self) -> int:
         return len(self._landed)
 
+    def holds(self, stage: int) -> bool:
+        """Whether a request of this stage is in flight or waits for its record."""
+        return any(flight.plan.stage == stage for flight in (*self.flying, *self._landed))
+
     async def run(self) -> None:
         """Decode and sweep until cancelled."""
         swept_ns = looked_ns = 0

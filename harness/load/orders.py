@@ -84,13 +84,16 @@ class StageOrder:
     user_start_ns: list[int] = field(default_factory=list)
     #: requests this worker may send; None: until end_ns
     requests: int | None = None
-    think_s: float = 0.0
+    #: seconds a user pauses between its requests, or a distribution's JSON form
+    think: Any = 0.0
     #: open loop: when each request is due, and how many may be in flight
     due_ns: list[int] = field(default_factory=list)
     max_in_flight: int | None = None
     open_loop: bool = False
     #: the arrivals are those of the workload's trace
     replay: bool = False
+    #: closed loop: users of the stage before go on as they are, each when its stream of that stage has ended
+    takes_over: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +101,8 @@ class StageOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A worker's counters since the start of the stage, four times a second."""
+    """A worker's counters since the start of its latest stage, four times a second; ``in_flight`` counts the streams of
+    all its stages."""
 
     stage: int
     in_flight: int
@@ -106,6 +110,15 @@ class Progress:
     ended: int
     output_chunks: int
     loop_lag_ms_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """The gaps of a stage as one worker counted them."""
+
+    stage: int
+    #: :meth:`harness.measure.gaps.GapHistogram.to_dict`
+    gaps: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,14 @@ COUNT_BOUND_S = 3600.0
 
 
 def order_of(
-    stage: Stage, index: int, *, start_ns: int, seed: int, grace_s: float, replay_s: Times | None = None
+    stage: Stage,
+    index: int,
+    *,
+    start_ns: int,
+    seed: int,
+    grace_s: float,
+    replay_s: Times | None = None,
+    taken_over: int | None = None,
 ) -> StageOrder:
     """The whole stage as one order (:func:`harness.load.controller.share` splits it).
 
@@ -27,6 +34,7 @@ def order_of(
         seed: of the run; the arrivals of a stage depend on it and on ``index`` alone.
         grace_s: how long requests in flight may go on after the planned end.
         replay_s: when the requests of a stage that replays a trace are due, seconds from its start.
+        taken_over: users of the stage before, where this one takes them over; None: all its users are new.
     """
     assert stage.users is None or isinstance(stage.users, int), "a resolved stage has a number of users"
     end_ns = None if stage.duration is None else start_ns + int(stage.duration * NS_PER_S)
@@ -38,8 +46,7 @@ def order_of(
     if not open_loop:
         assert stage.users is not None, "a closed-loop stage has users"
         users = list(range(stage.users))
-        spread_s = ramp_up_s(stage.users, stage.ramp_up, stage.duration)
-        user_start_ns = _absolute(start_times_s(stage.users, spread_s), start_ns)
+        user_start_ns = _absolute(user_starts_s(stage, taken_over or 0), start_ns)
     else:
         assert not stage.replay or replay_s is not None, "a stage that replays has its times"
         due = replay_s if replay_s is not None else _arrivals_s(stage, np.random.default_rng((seed, index)))
@@ -54,12 +61,21 @@ def order_of(
         users=users,
         user_start_ns=user_start_ns,
         requests=None if open_loop else stage.requests,
-        think_s=stage.think,
+        think=plain(stage.think),
         due_ns=due_ns,
         max_in_flight=stage.users if open_loop else None,
         open_loop=open_loop,
         replay=stage.replay,
+        takes_over=taken_over is not None,
     )
+
+
+def user_starts_s(stage: Stage, taken_over: int = 0) -> Times:
+    """When each user of a resolved stage starts, seconds from the stage's start; those taken over go on at once."""
+    assert isinstance(stage.users, int), "a resolved stage has a number of users"
+    new = max(0, stage.users - taken_over)
+    starts = start_times_s(new, ramp_up_s(new, stage.ramp_up, stage.duration))
+    return np.concatenate([np.zeros(stage.users - new), starts])
 
 
 def _arrivals_s(stage: Stage, rng: np.random.Generator) -> Times:

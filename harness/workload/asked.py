@@ -46,8 +46,21 @@ class Workload(Protocol):
     #: the next request of a user needs the answer to the one before
     remembers: bool
 
-    def begin(self, stage: int, prompt_tokens: Any, output_tokens: Any, *, replay: bool = False) -> None:
-        """A stage is coming; its lengths where they are its own, else None. ``replay``: it keeps a trace's times."""
+    def begin(
+        self,
+        stage: int,
+        prompt_tokens: Any,
+        output_tokens: Any,
+        *,
+        replay: bool = False,
+        takes_over: bool = False,
+    ) -> None:
+        """A stage is coming; its lengths where they are its own, else None.
+
+        Args:
+            replay: it keeps a trace's times.
+            takes_over: the users of the stage before go on in it.
+        """
 
     def ask(self, stage: int, number: int, user: int) -> Asked:
         """The ``number``-th request of a stage, which ``user`` sends."""

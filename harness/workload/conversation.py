@@ -107,10 +107,22 @@ class ConversationWorkload:
         if spec.system_tokens:
             self._system = self.text.words_of(self.text.count_within(spec.system_tokens), Random(f"{seed}/system"))
         self._talks: dict[tuple[int, int], _Talk] = {}
+        #: stages in which the users of the one before go on with what they were saying
+        self._goes_on: set[int] = set()
 
-    def begin(self, stage: int, prompt_tokens: Any, output_tokens: Any, *, replay: bool = False) -> None:
+    def begin(
+        self,
+        stage: int,
+        prompt_tokens: Any,
+        output_tokens: Any,
+        *,
+        replay: bool = False,
+        takes_over: bool = False,
+    ) -> None:
         """Lengths are the conversation's."""
         self._talks = {key: talk for key, talk in self._talks.items() if key[0] >= stage - 1}
+        if takes_over:
+            self._goes_on.add(stage)
 
     def ask(self, stage: int, number: int, user: int = 0) -> Asked:
         """The user's next turn; ``number`` says which conversation of a file a new one is."""
@@ -150,6 +162,8 @@ class ConversationWorkload:
 
     def _talk(self, stage: int, number: int, user: int) -> _Talk:
         talk = self._talks.get((stage, user))
+        if talk is None and stage in self._goes_on and (talk := self._talks.get((stage - 1, user))) is not None:
+            self._talks[stage, user] = talk
         if talk is None:
             return self._new(stage, number, user, 0)
         return self._new(stage, number, user, talk.number + 1) if talk.asked >= talk.turns else talk

@@ -161,7 +161,15 @@ class DatasetWorkload:
         self._length: Draw | None = None if spec.output_tokens is None else drawer(spec.output_tokens)
         self._endpoint: Endpoint = spec.endpoint
 
-    def begin(self, stage: int, prompt_tokens: Any, output_tokens: Any, *, replay: bool = False) -> None:
+    def begin(
+        self,
+        stage: int,
+        prompt_tokens: Any,
+        output_tokens: Any,
+        *,
+        replay: bool = False,
+        takes_over: bool = False,
+    ) -> None:
         """Lengths are the file's."""
 
     def ask(self, stage: int, number: int, user: int = 0) -> Asked:

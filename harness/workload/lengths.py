@@ -1,6 +1,6 @@
-"""Lengths as a profile asks for them -> lengths drawn, a request at a time. What a distribution means is said in
-:mod:`loadprofiles.lengths`; here is only who draws: the request's own generator, so that its length depends on seed, stage
-and number alone."""
+"""Lengths and think times as a profile asks for them -> drawn, a request at a time. What a distribution means is said in
+:mod:`loadprofiles.lengths` and :mod:`loadprofiles.pauses`; here is only who draws: the request's own generator, so that its
+length, and the pause after it, depend on seed, stage and number alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from loadprofiles.lengths import Empirical, Lengths, mean_of, quantile_of
+from loadprofiles.pauses import pauses_of
 
 Draw = Callable[[Random], int]
+#: seed of a request's pause -> seconds
+Pause = Callable[[str], float]
 _LENGTHS: TypeAdapter[Any] = TypeAdapter(Lengths)
 
 
@@ -45,11 +48,23 @@ def _empirical(lengths: Empirical) -> Draw:
     return draw_one
 
 
+def pauser(think: Any) -> Pause:
+    """Who draws a think time in seconds.
+
+    Args:
+        think: seconds, a distribution, or its JSON form, as an order to a worker carries it.
+    """
+    known = pauses_of(think)
+    if isinstance(known, float):
+        return lambda seed: known
+    return lambda seed: known.quantile_s(Random(seed).random())
+
+
 def mean_length(lengths: Any) -> float:
     """Mean length in tokens of a number, a distribution or its JSON form."""
     return mean_of(lengths if isinstance(lengths, int) else _LENGTHS.validate_python(lengths))
 
 
 def plain(lengths: Any) -> Any:
-    """The JSON form of lengths, for an order."""
-    return lengths if isinstance(lengths, int | None) else lengths.model_dump(mode="json")
+    """The JSON form of lengths or pauses, for an order."""
+    return lengths if isinstance(lengths, int | float | None) else lengths.model_dump(mode="json")

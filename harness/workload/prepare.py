@@ -46,6 +46,7 @@ class Prepared:
     spec: Spec
     #: temporary files of places and lengths; None where there are none
     folder: str | None = None
+    #: that may be run at most
     stages: int = 1
     max_model_len: int | None = None
     table: TraceTable | None = None
@@ -116,7 +117,8 @@ def prepared(profile: Profile, *, seed: int, max_model_len: int | None) -> Itera
         UsageError: a file cannot be read, or a line of it cannot be asked; names file and line.
     """
     spec = profile.workload
-    stages = len(profile.stages)
+    # a search's one stage is the pattern of all its probes
+    stages = len(profile.stages) if profile.search is None else profile.search.max_probes
     if isinstance(spec, Conversation) and any(stage.request_rate is not None for stage in profile.stages):
         raise UsageError(
             f"{profile.name}: a conversation needs users: with a request_rate nobody would wait for the answer",

@@ -40,7 +40,15 @@ class SyntheticWorkload:
         self._lengths: dict[int, tuple[Draw, Draw]] = {}
         self.text = text or TextPrompts()
 
-    def begin(self, stage: int, prompt_tokens: Any, output_tokens: Any, *, replay: bool = False) -> None:
+    def begin(
+        self,
+        stage: int,
+        prompt_tokens: Any,
+        output_tokens: Any,
+        *,
+        replay: bool = False,
+        takes_over: bool = False,
+    ) -> None:
         self._lengths[stage] = (drawer(prompt_tokens), drawer(output_tokens))
 
     def ask(self, stage: int, number: int, user: int = 0) -> Asked:

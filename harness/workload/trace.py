@@ -195,7 +195,15 @@ class TraceWorkload:
         self._blocks: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         self.text = text or TextPrompts()
 
-    def begin(self, stage: int, prompt_tokens: Any, output_tokens: Any, *, replay: bool = False) -> None:
+    def begin(
+        self,
+        stage: int,
+        prompt_tokens: Any,
+        output_tokens: Any,
+        *,
+        replay: bool = False,
+        takes_over: bool = False,
+    ) -> None:
         """Lengths are the trace's."""
         if replay:
             self._replayed.add(stage)

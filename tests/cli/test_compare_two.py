@@ -14,7 +14,7 @@ from console import Cli, only_document
 from calibration.factors import FactorSet
 from calibration.predict import Predictor
 from harness.load.account import description
-from harness.load.run import RampOptions
+from harness.load.options import RampOptions
 from harness.simulated import Simulation
 from harness.store import RunWriter
 from loadprofiles.profile import Profile, parse_profile, resolve

@@ -18,8 +18,9 @@ from harness.cli.ramp import _processes
 from harness.clock import NS_PER_MS, NS_PER_S, now_ns
 from harness.errors import RunInvalid
 from harness.load.controller import Fleet, StageOutcome, share
+from harness.load.options import RampOptions
 from harness.load.orders import Setup, StageEnd, StageOrder, Tag, line
-from harness.load.run import RampOptions, Run
+from harness.load.run import Run
 from harness.load.stages import order_of
 from harness.record import Record
 from loadprofiles.profile import Profile, Stage, parse_profile

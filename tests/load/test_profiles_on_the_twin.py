@@ -14,7 +14,7 @@ import pytest
 from harness.cli.demo import Twin, running_twin
 from harness.cli.ramp import execute
 from harness.errors import RunInvalid
-from harness.load.run import RampOptions
+from harness.load.options import RampOptions
 from harness.store import read_run
 from loadprofiles.profile import builtin_names, load_profile
 

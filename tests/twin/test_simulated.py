@@ -17,7 +17,7 @@ from calibration.serving import serving
 from harness.cli.demo import running_twin
 from harness.cli.ramp import execute
 from harness.errors import UsageError
-from harness.load.run import RampOptions
+from harness.load.options import RampOptions
 from harness.measure.from_records import by_stage
 from harness.simulated import Simulation, records_of, refuse, shared_prefix_of
 from harness.store import RunWriter, read_run

@@ -116,3 +116,20 @@ def test_arrivals_cannot_talk() -> None:
     )
     with pytest.raises(UsageError, match="a conversation needs users"), prepared(profile, seed=0, max_model_len=None):
         raise AssertionError("refused before")
+
+
+def test_users_that_are_handed_over_go_on_with_what_they_were_saying() -> None:
+    for takes_over in (True, False):
+        workload = talk(turns=4)
+        workload.begin(0, None, None)
+        first = turn(workload, 0, "said one")
+        workload.begin(1, None, None, takes_over=takes_over)
+        asked = workload.ask(1, 0, 0)
+        second = json.loads(asked.body)["messages"]
+        assert (second[: len(first)] == first) == takes_over
+        assert ([m["content"] for m in second if m["role"] == "assistant"] == ["said one"]) == takes_over
+        workload.heard(
+            asked, Answer(stage=1, user=0, good=True, text="said two", prompt_tokens=None, output_tokens=None)
+        )
+        third = json.loads(workload.ask(1, 1, 0).body)["messages"]
+        assert len(third) == len(second) + 2

@@ -117,3 +117,20 @@ def test_a_file_says_itself_which_format_it_is(tmp_path: Path) -> None:
     assert format_of(lines(tmp_path / "c", [{"prompt": "p"}])) == "jsonl"
     with pytest.raises(UsageError, match="is empty"):
         format_of(lines(tmp_path / "d", []))
+
+
+def test_the_probes_of_a_search_begin_at_rows_of_their_own(tmp_path: Path) -> None:
+    """A search's profile has one stage; its probes are as many as it may take."""
+    file = lines(tmp_path / "p.jsonl", [{"prompt": f"p{n}"} for n in range(80)])
+    workload = {"kind": "dataset", "file": str(file), "output_tokens": 4, "endpoint": "completions"}
+    search = {"kind": "slo", "slo": {"ttft": 100}, "max_probes": 20}
+    played = parse_profile(
+        {"name": "x", "workload": workload, "stages": [{"users": 1, "duration": 5}], "search": search}, "x"
+    )
+    asked_of = []
+    with prepared(played, seed=0, max_model_len=None) as known:
+        made = built(known, "completions", 0)
+        for probe in range(20):
+            made.begin(probe, None, None)
+            asked_of += [json.loads(made.ask(probe, number, 0).body)["prompt"] for number in range(4)]
+    assert sorted(asked_of) == sorted(f"p{n}" for n in range(80)), "none again before the file is through"
