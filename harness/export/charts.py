@@ -16,8 +16,8 @@ from typing import Literal
 
 from harness.export.markup import Markup, element, join
 
-WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
+WIDTH, HEIGHT = 440, 284
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 26, 42
 
 Style = Literal["measured", "predicted", "trace"]
 Values = Sequence[float | None]
@@ -221,6 +221,8 @@ def _axes(chart: Chart, x: _Scale, y: _Scale) -> Markup:
     parts.append(element("line", x1=LEFT, x2=right, y1=floor, y2=floor, class_="axis"))
     middle = (LEFT + right) / 2
     parts.append(element("text", chart.x.label, x=middle, y=HEIGHT - 6, text_anchor="middle", class_="label"))
+    # above the axis, where it is as long as it likes
+    parts.append(element("text", chart.y.label, x=2, y=12, class_="label"))
     return element("g", parts)
 
 

@@ -156,7 +156,7 @@ def _stage(seen: Seen) -> str:
     elif rate is not None:
         asked = f"{rate:g} requests/s"
     else:
-        asked = f"{users} users"
+        asked = "1 user" if users == 1 else f"{users} users"
     return f"{seen.stage + 1} of {max(len(seen.planned), seen.stage + 1)}, {asked}"
 
 

@@ -107,9 +107,16 @@ def _differences(found: Compared, names: tuple[str, str]) -> Markup:
     )
 
 
+#: a change beyond a hundred times is not worth its digits: a handful of requests tells no more
+_MOST_CHANGE = 100.0
+
+
+def _percent(change: float) -> str:
+    return f"over +{100 * _MOST_CHANGE:,.0f} %" if change > _MOST_CHANGE else f"{100 * change:+.1f} %"
+
+
 def _difference(row: Row) -> Markup:
-    change = None if row.change is None else f"{100 * row.change:+.1f} %"
-    ends = [None if end is None else f"{100 * end:+.1f} %" for end in (row.low, row.high)]
+    ends = [None if end is None else _percent(end) for end in (row.low, row.high)]
     interval = f"{ends[0]} to {ends[1]}" if None not in ends else NOT_MEASURED
     return element(
         "tr",
@@ -117,7 +124,7 @@ def _difference(row: Row) -> Markup:
         element("td", row.metric, class_="left"),
         element("td", datum(row.a)),
         element("td", datum(row.b)),
-        element("td", change or NOT_MEASURED),
+        element("td", NOT_MEASURED if row.change is None else _percent(row.change)),
         element("td", interval),
         element("td", row.verdict, class_=_VERDICTS.get(row.verdict)),
     )

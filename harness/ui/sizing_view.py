@@ -139,7 +139,8 @@ def _limits(sized: Sized) -> Markup:
 
 
 def _folded(title: str, head: tuple[str, ...], rows: list[Markup]) -> Markup:
-    cells = [element("th", name, scope="col", class_="text" if name == "meaning" else None) for name in head]
+    looks = ["left", *("text" if name == "meaning" else None for name in head[1:])]
+    cells = [element("th", name, scope="col", class_=look) for name, look in zip(head, looks, strict=True)]
     table = element("table", element("thead", element("tr", cells)), element("tbody", rows))
     scroll = element("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)
     return element("details", element("summary", title), scroll, open=True)
