@@ -5,8 +5,9 @@ asked, and *fails* when it is not, with the same; a probe that does neither is r
 ``max_repeats``, after which the likelier side counts. A probe that was not usable (invalid, not steady, cut short) bounds
 nothing: it is tried again, longer each time, and a level that cannot be had at all only keeps the search below itself.
 
-What is said with confidence is that the lower bound passes and the upper one fails; it is at least one less the chances
-that either is wrong (Bonferroni).
+The answer is the most users who likelier pass than not. Its bounds are the nearest levels that pass and fail with the
+confidence asked; what is said with confidence is that both do, which is at least one less the chances that either is wrong
+(Bonferroni). Fewer users pass where more do, so that a level's probes speak for those below it too.
 """
 
 from __future__ import annotations
@@ -83,36 +84,65 @@ class SloMachine:
         self._level = min(max(rounded(middle), self._low + 1), top - 1)
 
     def _found(self, stopped: str) -> Answer:
-        passes = self.chance(self._low) if self._low else 1.0
-        fails = None if self._high is None else self.chance(self._high)
-        confidence = None if passes is None else max(0.0, passes - (fails or 0.0))
+        (low, passes), (high, fails) = self._surely_passes(), self._surely_fails()
+        confidence = max(0.0, passes - fails)
         nothing = not self._low and self._high is None
+        sentence = self._sentence(low, high, confidence, nothing)
         return Answer(
             kind="slo",
             users=None if nothing else self._low,
-            low=None if nothing else self._low,
-            high=self._high,
+            low=None if nothing else low,
+            high=high,
             confidence=None if nothing else confidence,
-            sentence=self._sentence(confidence, nothing) + (f"; the search ended {stopped}" if stopped else ""),
+            sentence=sentence + (f"; the search ended {stopped}" if stopped else ""),
             probes=len(self._book.probes),
             unusable=self._book.unusable,
         )
 
-    def _sentence(self, confidence: float | None, nothing: bool) -> str:
+    def _chances(self) -> dict[int, float]:
+        """By level, ascending: the probability that it passes."""
+        levels = sorted({probe.users for probe in self._book.probes})
+        return {level: chance for level in levels if (chance := self.chance(level)) is not None}
+
+    def _surely_passes(self) -> tuple[int, float]:
+        """The largest level up to the answer that passes with the confidence asked, and how surely; 0 passes for certain."""
+        sure = 0.0
+        for level, chance in sorted(self._chances().items(), reverse=True):
+            if level <= self._low:
+                sure = max(sure, chance)
+                if sure >= self._spec.confidence:
+                    return level, sure
+        return 0, 1.0
+
+    def _surely_fails(self) -> tuple[int | None, float]:
+        """The smallest level beyond the answer that fails with the confidence asked, or the likeliest to, and its
+        probability to pass; None where none fails."""
+        if self._high is None:
+            return None, 0.0
+        least, known = 1.0, [(level, chance) for level, chance in self._chances().items() if level >= self._high]
+        for level, chance in known:
+            least = min(least, chance)
+            if 1 - least >= self._spec.confidence:
+                return level, least
+        return known[-1][0], least
+
+    def _sentence(self, low: int, high: int | None, confidence: float, nothing: bool) -> str:
         share = f"{self._spec.attainment:.0%} of the requests"
         limits = _limits(self._spec)
         if nothing:
             return "no level could be probed: no probe was valid and steady"
-        sure = f" (confidence {confidence:.0%})" if confidence is not None else ""
+        sure = f" (confidence {confidence:.0%})"
         if not self._low:
             return f"not even one user meets {limits} in {share}{sure}"
-        if self._high is not None:
-            beyond = f"{self._high} do not"
+        if high is not None:
+            beyond = f"{high} do not"
         elif self._ceiling is not None:
             beyond = f"whether {self._ceiling} would is not known: no probe there was valid and steady"
         else:
             beyond = "more were not tried"
-        return f"{self._low} users meet {limits} in {share}; {beyond}{sure}"
+        if (low, high) == (self._low, self._high):
+            return f"{self._low} users meet {limits} in {share}; {beyond}{sure}"
+        return f"about {self._low} users meet {limits} in {share}: {f'{low} do; ' if low else ''}{beyond}{sure}"
 
 
 def _limits(spec: SloSearch) -> str:

@@ -54,24 +54,32 @@ def test_a_knee_search_is_within_5_percent_in_20_deployments() -> None:
 
 
 def test_an_slo_search_is_within_5_percent_in_20_deployments() -> None:
-    errors, held, said = [], 0, []
+    errors, held, said, unlimited = [], 0, [], 0
     for number in range(DEPLOYMENTS):
         deployment = draw_with_limits(np.random.default_rng([number, 2]))
         spec = SloSearch(kind="slo", slo=Slo(**deployment.limits_ms))
         answer, probes, seconds = run(search_of(spec, 1, 60.0), deployment, number)
         assert answer.users is not None
         assert answer.low is not None
-        assert answer.high is not None
+        if answer.high is None:
+            # what runs at once is capped, so a limit on TPOT alone may be met by any number of users
+            assert set(deployment.limits_ms) == {"tpot"}
+            assert deployment.long_run(int(answer.users), 6 * int(answer.users))[1] >= spec.attainment
+            unlimited += 1
+            print(f"{number:2}  no limit up to {answer.users:4.0f}  {probes} probes, {seconds:.0f} s", flush=True)
+            continue
         truth = true_slo(deployment, spec.attainment, int(answer.users), 3000)
         errors.append((answer.users - truth, max(1.0, 0.05 * truth)))
         held += answer.low <= truth < answer.high
         said.append(answer.confidence or 0.0)
         print(
-            f"{number:2}  found {answer.users:4.0f} (fails at {answer.high:.0f}, confidence {said[-1]:.0%})  true {truth:4}"
+            f"{number:2}  found {answer.users:4.0f} ({answer.low:.0f} do, {answer.high:.0f} do not, confidence {said[-1]:.0%})"
+            f"  true {truth:4}"
             f"  {'+'.join(deployment.limits_ms)}  {probes} probes, {seconds:.0f} s",
             flush=True,
         )
     within = sum(abs(error) <= allowed for error, allowed in errors)
-    print(f"within 5 % or one user: {within} of {DEPLOYMENTS}; in [low, high): {held}; confidence {np.mean(said):.0%}")
-    assert within == DEPLOYMENTS
-    assert held >= 0.8 * DEPLOYMENTS
+    limited = DEPLOYMENTS - unlimited
+    print(f"within 5 % or one user: {within} of {limited}; in [low, high): {held}; confidence {np.mean(said):.0%}")
+    assert within == limited
+    assert held >= 0.8 * limited

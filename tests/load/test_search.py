@@ -146,6 +146,21 @@ def test_stated_confidence_is_not_more_than_what_comes_true() -> None:
     assert np.mean(held) >= np.mean(said) - 0.1
 
 
+def test_bounds_are_levels_that_are_sure_where_those_beside_the_answer_are_not() -> None:
+    """At 12 and 13 users, nine of ten: neither passes nor fails with confidence. 11 and 14 do."""
+
+    def server(ask: Ask) -> Probe:
+        met = 20.0 if ask.users <= 11 else 18.0 if ask.users == 12 else 17.9 if ask.users == 13 else 2.0
+        return Probe(users=ask.users, usable=True, met=met, of=20.0, residence_s=1.0)
+
+    answer, _ = drive(search_of(LIMITS, 1, 30.0), server)
+    assert answer.users in (11, 12, 13)
+    assert (answer.low, answer.high) == (11, 14)
+    assert answer.confidence is not None
+    assert answer.confidence > 0.8
+    assert "11 do; 14 do not (confidence" in answer.sentence or answer.users == 11
+
+
 def test_probes_last_as_long_as_requests_need() -> None:
     def server(ask: Ask) -> Probe:
         probe = good_below(20)(ask)
