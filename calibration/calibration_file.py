@@ -365,9 +365,15 @@ def _used_json(stage: UsedStage) -> dict[str, Any]:
     return {
         "run": stage.run,
         **{name: getattr(stage.observation, name) for name in _OBSERVED},
-        "shape": {name: getattr(stage.observation.shape, name) for name in _SHAPE},
+        "shape": _shape_json(stage.observation.shape),
         **{name: getattr(stage, name) for name in _ERRORS},
     }
+
+
+def _shape_json(shape: Shape) -> dict[str, float | None]:
+    """A stage whose users were spread says nothing of their starts, as older files do."""
+    found = {name: getattr(shape, name) for name in _SHAPE}
+    return found if shape.start_gap_s is None else found | {"start_gap_s": shape.start_gap_s}
 
 
 def calibration_from_json(content: object) -> Calibration:
@@ -536,6 +542,8 @@ def _check_scatter(scatter: Mapping[str, float], where: str) -> None:
 def _read_used(table: _Table) -> UsedStage:
     shape = table.table("shape")
     lengths = {name: shape.maybe(name) if name == "requests_per_user" else shape.number(name) for name in _SHAPE}
+    if "start_gap_s" in shape.rest():
+        lengths["start_gap_s"] = shape.number("start_gap_s")
     shape.end()
     optional = {f.name for f in fields(Observation) if "None" in str(f.type)}
     observed: dict[str, Any] = {

@@ -7,6 +7,7 @@ that the data hardly narrow is not identified: it stays near its prior, about as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +18,16 @@ import numpy.typing as npt
 from calibration.errors import NotIdentifiable
 from calibration.factors import REQUEST_FACTORS, STEP_FACTORS, Covariance, Domain, FactorSet
 from calibration.observation import Observation
-from calibration.queueing import Mix, first_token_amounts, launched_s, mean_step, mix_of, mixed_s, others_of
+from calibration.queueing import (
+    Mix,
+    bunch_of,
+    first_token_amounts,
+    launched_s,
+    mean_step,
+    mix_of,
+    mixed_s,
+    others_of,
+)
 from calibration.regression import SCATTER_WEIGHT, condition, inflation, solve
 from calibration.serving import Serving
 from calibration.steptime import step_time
@@ -199,7 +209,7 @@ def _step_stage(
     expected: Scatter,
 ) -> _Stage:
     """The regression of TPOT on the step's factors, what decodes beside a stream taken from ``factors``."""
-    mixes = [_mix(served, o, others_beside(served, factors, o)) for o in known]
+    mixes = [_mix(served, factors, o, others_beside(served, factors, o)) for o in known]
     rows = [_amounts(served, o, mix) for o, mix in zip(known, mixes, strict=True)]
     amounts = np.array([[row[name] for name in names] for row in rows])
     order_sd = np.array([_order_sd(served, factors, o, mix) for o, mix in zip(known, mixes, strict=True)])
@@ -212,8 +222,10 @@ def _step_stage(
 
 def _order_sd(served: Serving, factors: FactorSet, o: Observation, mix: Mix) -> float:
     """Relative error of TPOT for not knowing how many prompts fell into one step."""
-    step = step_time(served.physics, factors)
-    return mix.mixed_sd * mixed_s(step, mix.beside, o.shape.computed_tokens / mix.chunks) / o.tpot_s
+    step, shape = step_time(served.physics, factors), o.shape
+    one_more = mixed_s(step, mix.beside, shape.computed_tokens / mix.chunks)
+    own = step.prompt_chunk_s(shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens)
+    return math.hypot(mix.mixed_sd * one_more, mix.prompts_sd * own) / o.tpot_s
 
 
 def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
@@ -229,14 +241,17 @@ def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
     return others_of(o.shape, users, step._replace(mean_s=o.tpot_s), ttft_s)
 
 
-def step_amounts(served: Serving, observation: Observation, others: float) -> dict[str, float]:
-    """What each factor of the step multiplies in the mean step of an observation, with ``others`` beside a stream."""
-    return _amounts(served, observation, _mix(served, observation, others))
+def step_amounts(served: Serving, factors: FactorSet, observation: Observation) -> dict[str, float]:
+    """What each factor of the step multiplies in the mean step of an observation; who is beside whom depends a little on
+    the factors themselves."""
+    others = others_beside(served, factors, observation)
+    return _amounts(served, observation, _mix(served, factors, observation, others))
 
 
-def _mix(served: Serving, o: Observation, others: float) -> Mix:
-    d = served.deployment
-    return mix_of(o.shape, others, o.users / d.dp, budget=d.max_num_batched_tokens, micro_batches=d.pp)
+def _mix(served: Serving, factors: FactorSet, o: Observation, others: float) -> Mix:
+    d, users = served.deployment, o.users / served.deployment.dp
+    bunch = bunch_of(served._replace(pool=None).server(factors, o.shape), o.shape, users)
+    return mix_of(o.shape, others, users, budget=d.max_num_batched_tokens, micro_batches=d.pp, bunch=bunch)
 
 
 def _amounts(served: Serving, observation: Observation, mix: Mix) -> dict[str, float]:

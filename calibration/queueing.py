@@ -30,6 +30,8 @@ Regime = Literal["below_limits", "kv_full", "max_num_seqs"]
 _TOLERANCE = 1e-9
 _ROUNDS = 60
 _USER_ROUNDS = 12
+#: of a start that are looked at
+_MOST_STEPS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Shape:
 
     ``requests_per_user`` is None for a steady state; a benchmark that starts all users at once and stops after a number of
     requests each has one wave of simultaneous prompts among that many requests, and its mean TTFT contains it. Of a prompt,
-    ``cached_prompt_share`` is found in the prefix cache and not computed.
+    ``cached_prompt_share`` is found in the prefix cache and not computed. ``start_gap_s`` is the time between the starts of
+    two users, where their requests are equal and that says who stays with whom; None: they spread over a request's life.
 
     Raises:
         InputError: a length or time that cannot be.
@@ -49,6 +52,7 @@ class Shape:
     think_s: float = 0.0
     requests_per_user: float | None = None
     cached_prompt_share: float = 0.0
+    start_gap_s: float | None = None
     #: steps a request decodes after its first token; one for a single output token, so that it is there at all
     decode_steps: float = field(init=False, repr=False, compare=False)
     #: prompt tokens that are computed
@@ -131,7 +135,7 @@ class MeanStep(NamedTuple):
     ``mean_s``: between two tokens of a running stream. ``prompts`` of others are computed in such a step, ``prompt_load``
     is their share of its time, and ``work_s`` what one adds to a step that has another in it. ``beside_s``: a step of the
     others alone, in which a prompt is computed for ``prompt_s`` more, in ``chunks``. ``busy``: how likely there is
-    somebody else when a request comes. ``order_log_sd``: relative error of ``mean_s`` for not knowing whose prompts share
+    somebody else when a request comes, with so many prompts ``ahead``. ``order_log_sd``: relative error of ``mean_s`` for not knowing whose prompts share
     a step.
     """
 
@@ -140,6 +144,7 @@ class MeanStep(NamedTuple):
     work_s: float
     prompt_load: float
     prompts: float
+    ahead: float
     beside_s: float
     busy: float
     chunks: int
@@ -150,7 +155,7 @@ class Mix(NamedTuple):
     """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
     them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others are computed in it, each in
     ``chunks``; the share ``mixed`` of steps has one in it, give or take ``mixed_sd``: how many prompts fall into one step
-    depends on who began when. A user goes round in a ``cycle`` of so many steps, infinitely many where it never comes back."""
+    depends on who began when, and ``prompts`` give or take ``prompts_sd`` for the same reason. A user goes round in a ``cycle`` of so many steps, infinitely many where it never comes back."""
 
     seen: float
     beside: float
@@ -158,10 +163,30 @@ class Mix(NamedTuple):
     chunks: int
     mixed: float
     mixed_sd: float
+    prompts_sd: float
     cycle: float
 
 
-def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: float, micro_batches: int) -> Mix:
+class Bunch(NamedTuple):
+    """Users who start faster than steps pass, as a stream of them sees it, and ever after: ``prompts`` of others in a
+    step, the share ``mixed`` of steps that has some, ``met`` who decode beside it, and how many prompts are computed
+    ``ahead`` of a first token, those in its own step among them."""
+
+    prompts: float
+    mixed: float
+    met: float
+    ahead: float
+
+
+def mix_of(
+    shape: Shape,
+    others: float,
+    users: float | None = None,
+    *,
+    budget: float,
+    micro_batches: int,
+    bunch: Bunch | None = None,
+) -> Mix:
     """The mix where ``others`` decode beside a running stream on average. A stream's own prompt never stretches its own
     output. Prompts come in chunks of at most the token ``budget`` that decoding leaves.
 
@@ -170,7 +195,8 @@ def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: f
     start, of N in a cycle of K steps one is at each, or N / K where they are more; anywhere, the others at a step would be
     (N - 1) / K. Steps of unequal length upset the order the more, the closer users are: where there is one at each step,
     the number of prompts that share one and of steps that have one are taken half-way. None: independent arrivals, as which
-    requests of one token are taken too: they never decode, their step is a stand-in.
+    requests of one token are taken too: they never decode, their step is a stand-in. Users who start faster than that are
+    in a ``bunch`` (:func:`bunch_of`).
     """
     if users is None or others <= 0 or shape.output_tokens < 2:
         users, cycle, met, begun, beside = 1.0, math.inf, others, others / shape.decode_steps, others
@@ -179,21 +205,75 @@ def mix_of(shape: Shape, others: float, users: float | None = None, *, budget: f
         alike = max(1.0, users / cycle + 0.5 * (1.0 - 1.0 / cycle))
         begun = (users - alike) / (cycle - 1.0)
         met, beside = alike - 1.0 + begun * (shape.decode_steps - 1.0), begun * shape.decode_steps
+    spread = begun
+    if bunch is not None:
+        met, begun, beside = bunch.met, bunch.prompts, bunch.met
     seen = (1.0 + met) / micro_batches
     chunks = max(1, math.ceil(shape.computed_tokens / max(1.0, budget - seen)))
     prompts = begun / micro_batches
     anywhere = -math.expm1(-prompts * chunks)
     if not math.isfinite(cycle):
-        return Mix(seen, beside / micro_batches, prompts, chunks, anywhere, 0.0, cycle)
+        return Mix(seen, beside / micro_batches, prompts, chunks, anywhere, 0.0, 0.0, cycle)
+    if bunch is not None:
+        unsure = _OF_A_BUNCH * abs(spread - begun) / micro_batches
+        mixed = min(1.0, bunch.mixed * chunks)
+        return Mix(seen, beside / micro_batches, prompts, chunks, mixed, min(unsure * chunks, mixed), unsure, cycle)
     even = min(1.0, prompts * chunks)
     # two users meet each other's prompts twice a cycle, but once where one's comes while the other waits for its own, and
     # never at the same step: of few users it depends on where they are
     few = math.sqrt((1.0 + cycle - shape.decode_steps) / cycle * (users - 1.0) / users) / shape.decode_steps
     upset = min(1.0, users / cycle) / 2 * (even - anywhere)
     sd = math.hypot(upset, few * (1.0 - anywhere))
-    return Mix(seen, beside / micro_batches, prompts, chunks, even - upset, sd, cycle)
+    return Mix(seen, beside / micro_batches, prompts, chunks, even - upset, sd, 0.0, cycle)
 
 
+def bunch_of(server: Server, shape: Shape, users: float | None) -> Bunch | None:
+    """How ``users`` of one replica whose starts are ``start_gap_s`` apart go round, or None where they are not said to start
+    so. Equal requests keep the distance in steps that their first prompts had: who is computed together ends together.
+
+    Of two, the first meets the prompt of the second; the second is away when the first one's comes again, unless it is
+    more steps behind than a user is away for.
+    """
+    if shape.start_gap_s is None or users is None or users <= 1:
+        return None
+    users = max(2, round(users))
+    sizes = _first_steps(server, shape, users, shape.start_gap_s)
+    away = server.steps_in_flight
+    reached, prompts, mixed, apart, ahead = 0.0, 0.0, 0.0, 0.0, 0.0
+    for i, size in enumerate(sizes):
+        before = sum(sizes[: max(0, i - away)])
+        reached += size
+        prompts += size * (users - reached + before)
+        mixed += size * sum(each > 0 for k, each in enumerate(sizes) if k > i or k < i - away)
+        apart += 2 * reached / users * (1 - reached / users)
+        ahead += size * (max(0.0, size - 1.0) + sum(sizes[max(0, i - away) : i]))
+    met = max(0.0, users * (1 - apart / shape.decode_steps) - 1)
+    return Bunch(prompts / users / shape.decode_steps, mixed / users / shape.decode_steps, met, ahead / users)
+
+
+def _first_steps(server: Server, shape: Shape, users: int, gap_s: float) -> list[int]:
+    """Prompts that end in each step from the first on. The first user finds the server idle; a step has in it who had come
+    when it was scheduled, as far as the token budget goes."""
+    step, tokens = server.step, shape.computed_tokens
+    work_s = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
+    sizes: list[int] = []
+    ends_s = [0.0] * server.steps_in_flight
+    running, computed = 0, 0.0
+    while running < users and len(sizes) < _MOST_STEPS:
+        told_s = ends_s[-server.steps_in_flight]
+        came = users if gap_s <= 0 else min(users, 1 + math.floor(told_s / gap_s))
+        chunk = min(max(1.0, server.max_num_batched_tokens - running), came * tokens - computed)
+        computed += chunk
+        length_s = step.step_s(running, running * shape.mean_context, 0.0) + chunk / tokens * work_s
+        length_s += mixed_s(step, running, chunk) if chunk else 0.0
+        ends_s.append(ends_s[-1] + length_s)
+        sizes.append(math.floor(computed / tokens + 1e-9) - running)
+        running += sizes[-1]
+    return sizes
+
+
+#: where users start together, of what that changes so much is not known: they do not reach the engine on the dot
+_OF_A_BUNCH = 0.1
 #: a cycle is a whole number of steps, which the mean one is off by so much (standard deviation of rounding)
 _OF_A_STEP = 12**-0.5
 
@@ -207,7 +287,15 @@ def mean_step(server: Server, shape: Shape, others: float, users: float | None =
         users: of one replica, where they are so many; None for independent arrivals.
     """
     step, tokens = server.step, shape.computed_tokens
-    mix = mix_of(shape, others, users, budget=server.max_num_batched_tokens, micro_batches=server.micro_batches)
+    bunch = bunch_of(server, shape, users)
+    mix = mix_of(
+        shape,
+        others,
+        users,
+        budget=server.max_num_batched_tokens,
+        micro_batches=server.micro_batches,
+        bunch=bunch,
+    )
     chunk = tokens / mix.chunks
     own = step.prompt_chunk_s(tokens, shape.prompt_tokens - tokens)
     decode = step.step_s(mix.seen, mix.seen * shape.mean_context, 0.0)
@@ -220,10 +308,12 @@ def mean_step(server: Server, shape: Shape, others: float, users: float | None =
         work_s=own,
         prompt_load=(mean - decode) / mean,
         prompts=mix.prompts,
+        ahead=mix.prompts if bunch is None else bunch.ahead,
         beside_s=beside,
         busy=_busy(others, users),
         chunks=mix.chunks,
-        order_log_sd=math.hypot(mix.mixed_sd * one_more, (mean - decode) * _OF_A_STEP / mix.cycle) / mean,
+        order_log_sd=math.hypot(mix.mixed_sd * one_more, mix.prompts_sd * own, (mean - decode) * _OF_A_STEP / mix.cycle)
+        / mean,
     )
 
 
@@ -284,9 +374,9 @@ def launched_s(server: Server, step: MeanStep, *, follows: bool) -> float:
 
 def ahead_s(shape: Shape, users: float, step: MeanStep) -> float:
     """Seconds of prompts of others before the first token comes, on average: in a steady state all that come during one
-    step are computed together in the next; a first wave trickles in, and half of everybody else comes before."""
+    step are computed together in the next (a bunch goes on as it began); a first wave trickles in, and half of everybody else comes before."""
     share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
-    steady = step.prompts * step.work_s
+    steady = step.ahead * step.work_s
     return (1 - share) * steady + share * max(steady, (users - 1) / 2 * step.prompt_s)
 
 

@@ -30,6 +30,8 @@ _REQUESTS_OF_A_USER = 2
 _MOST_OF_A_LIFE = 0.8
 #: a mean of few requests is never surer than this
 _LEAST_LOG_SD = 1e-3
+#: how users start where their stage does not say: so far apart, over this share of it at most (loadprofiles.arrivals)
+_STARTS_APART_S, _START_SHARE = 1 / 500, 0.1
 #: what a window too short to be called steady is worth
 _SHORT_LOG_SD = {"tpot_ms": 0.02, "ttft_ms": 0.06}
 #: what the means are worth that another tool printed of its whole run, fill and drain among them
@@ -99,7 +101,12 @@ def _read(
     reason = _reason(stage, max_num_seqs, wall_users, unsteady) or _undelivered(stage, planned)
     if reason:
         return found._replace(reason=reason)
-    shape = Shape(prompt_tokens=prompt, output_tokens=output, think_s=float(planned.get("think") or 0.0))
+    shape = Shape(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        think_s=float(planned.get("think") or 0.0),
+        start_gap_s=_start_gap_s(stage, planned),
+    )
     tpot_s = _tpot_s(stage, settled=_settled(stage, planned))
     if tpot_s is None:
         return found._replace(reason="no time per output token: answers of one token, or none ended in the window")
@@ -190,6 +197,21 @@ def _waiting(server: Mapping[str, Any]) -> float | None:
 
 def _seconds(value_ms: float | None) -> float | None:
     return None if value_ms is None else value_ms / 1e3
+
+
+def _start_gap_s(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> float | None:
+    """Time between two users' starts, where they are closer than a life has room for and the requests are equal, so that
+    who began together stays together; None: users are spread, or nobody knows."""
+    users, life_ms = stage["users"], stage["e2e_ms"]["mean"]
+    equal = all(isinstance(planned.get(name), int) for name in ("prompt_tokens", "output_tokens"))
+    if not equal or users is None or users < 2 or life_ms is None:
+        return None
+    gap_s = _STARTS_APART_S
+    if planned.get("ramp_up") is not None:
+        gap_s = float(planned["ramp_up"]) / (users - 1)
+    elif planned.get("duration") is not None:
+        gap_s = min(gap_s, _START_SHARE * float(planned["duration"]) / (users - 1))
+    return gap_s if gap_s * (users - 1) < life_ms / 2e3 else None
 
 
 def _settled(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from calibration.catalog import find_gpu, find_model
 from calibration.deployment import resolve_deployment
 from calibration.errors import InputError, NotIdentifiable
 from calibration.factors import FACTORS, FactorSet, factors_from_json
-from calibration.fit import ADVICE, OWN_STAGES, Fit, fit, others_beside, step_amounts
+from calibration.fit import ADVICE, OWN_STAGES, Fit, fit, step_amounts
 from calibration.observation import Observation
 from calibration.prediction import propagate
 from calibration.priors import prior_factors
@@ -222,9 +222,7 @@ def test_the_amounts_are_the_steps() -> None:
     s = served("gpt-oss-20b")
     truth = truth_of(s, 11)
     for o in stages(s, truth):
-        step = sum(
-            amount * truth.value(name) for name, amount in step_amounts(s, o, others_beside(s, truth, o)).items()
-        )
+        step = sum(amount * truth.value(name) for name, amount in step_amounts(s, truth, o).items())
         assert step == pytest.approx(o.tpot_s, rel=1e-4)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from calibration.queueing import (
     Server,
     Shape,
     at_running,
+    bunch_of,
     closed_loop,
     falling_root,
     mix_of,
@@ -25,6 +28,11 @@ from calibration.queueing import (
     open_loop,
 )
 from calibration.serving import serving
+from calibration.steptime import step_time
+from calibration.twin.deploy import engine_config
+from calibration.twin.engine import Engine
+from calibration.twin.sequence import Sequence
+from calibration.twin.simulate import closed_loop as simulated
 
 
 def server(model: str = "llama-3.1-70b", gpu: str = "h100-sxm", **changes: Any) -> Server:
@@ -121,6 +129,66 @@ def test_independent_arrivals_share_steps_as_chance_has_it() -> None:
     mix = mix_of(Shape(prompt_tokens=64, output_tokens=11), 10.0, budget=8192, micro_batches=1)
     assert (mix.seen, mix.prompts, mix.mixed_sd) == (11, 1, 0)
     assert mix.mixed == pytest.approx(1 - math.exp(-1))
+
+
+@pytest.mark.parametrize(
+    ("users", "prompts", "mixed", "seen"),
+    [
+        # as the twin of such a server plays them, users 2 ms apart: 1 prompt, then 1, 3 or 7 in one step
+        (2, 0.0036, 0.0036, 1.99),
+        (4, 0.0063, 0.0021, 3.98),
+        (8, 0.0071, 0.0010, 7.97),
+    ],
+)
+def test_users_who_start_together_hardly_meet_each_other_s_prompts(
+    users: int, prompts: float, mixed: float, seen: float
+) -> None:
+    shape = Shape(prompt_tokens=512, output_tokens=128, start_gap_s=0.002)
+    one = server("llama-3.1-8b", tp=1, weights="auto", max_model_len=8192)
+    bunch = bunch_of(one, shape, users)
+    assert bunch is not None
+    assert bunch.prompts == pytest.approx(prompts, rel=0.15)
+    assert bunch.mixed == pytest.approx(mixed, rel=0.15, abs=0.007)
+    assert 1 + bunch.met == pytest.approx(seen, rel=0.01)
+    spread = closed_loop(one, Shape(prompt_tokens=512, output_tokens=128), users)
+    together = closed_loop(one, shape, users)
+    assert together.tpot_s < spread.tpot_s
+
+
+@pytest.mark.parametrize(("users", "prompt"), [(4, 512), (16, 512), (24, 512), (6, 2048), (16, 64)])
+def test_users_who_start_together_are_the_twin_s(users: int, prompt: int) -> None:
+    served = serving(resolve_deployment(find_model("llama-3.1-8b"), gpu=find_gpu("h100-sxm"), max_model_len=8192))
+    factors = prior_factors(served.deployment)
+    shape = Shape(prompt_tokens=prompt, output_tokens=128, start_gap_s=0.002)
+    engine = Engine(engine_config(served), step_time(served.physics, factors))
+    starts_s = [0.002 * user for user in range(users)]
+    run = simulated(
+        [engine], lambda user, nth: Sequence(prompt, 128), starts_s, 20.0, overhead_s=factors.value("request_overhead")
+    )
+    trace = run.trace
+    twin_s = float(np.nanmean(trace.tpot_s[trace.ok & (trace.sent_s > 2.0)]))
+    one = served._replace(pool=None).server(factors, shape)
+    point = closed_loop(one, shape, users)
+    assert point.tpot_s == pytest.approx(twin_s, rel=0.015)
+    spread = closed_loop(one, replace(shape, start_gap_s=None), users)
+    assert abs(point.tpot_s - twin_s) < abs(spread.tpot_s - twin_s)
+
+
+def test_users_who_start_at_once_are_one_bunch() -> None:
+    shape = Shape(prompt_tokens=100, output_tokens=128, start_gap_s=0.0)
+    assert bunch_of(DENSE, shape, 16) == (0, 0, 15, 15)
+    point = closed_loop(DENSE, shape, 16)
+    assert point.tpot_s == pytest.approx(DENSE.step.step_s(16, 16 * shape.mean_context, 0))
+    # more than the token budget holds follow in the next step
+    tight = DENSE._replace(max_num_batched_tokens=816)
+    bunch = bunch_of(tight, shape, 16)
+    assert bunch is not None
+    assert bunch.prompts * 127 == pytest.approx(8 / 2, rel=0.2)
+
+
+def test_nobody_bunches_who_is_not_said_to() -> None:
+    assert bunch_of(DENSE, SHAPE, 16) is None
+    assert bunch_of(DENSE, Shape(prompt_tokens=100, output_tokens=128, start_gap_s=0.0), 1) is None
 
 
 def test_more_users_bring_more_tokens_and_longer_steps() -> None:

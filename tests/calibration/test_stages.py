@@ -204,3 +204,22 @@ def test_a_level_of_which_few_streams_were_in_flight_is_left_out() -> None:
     assert read.reason == "only 5.9 of 8 streams were in flight on average"
     thinking = read_stage(stage(client={"concurrency_mean": 5.9}), {"think": 0.2})
     assert thinking.observation is not None
+
+
+@pytest.mark.parametrize(
+    ("planned", "gap_s"),
+    [
+        # as a ramp starts its users where the stage does not say
+        ({"prompt_tokens": 100, "output_tokens": 64, "duration": 30.0}, 0.002),
+        ({"prompt_tokens": 100, "output_tokens": 64, "ramp_up": 0.0}, 0.0),
+        # over half a life and more: they come one by one
+        ({"prompt_tokens": 100, "output_tokens": 64, "ramp_up": 600.0}, None),
+        # requests that are not equal part again
+        ({"prompt_tokens": 100, "output_tokens": {"mean": 64}, "ramp_up": 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_how_close_users_start_is_known_where_it_matters(planned: dict[str, Any], gap_s: float | None) -> None:
+    found = read_stage(stage(), planned).observation
+    assert found is not None
+    assert found.shape.start_gap_s == gap_s
