@@ -204,7 +204,8 @@ def _start_gap_s(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> float 
     who began together stays together; None: users are spread, or nobody knows."""
     users, life_ms = stage["users"], stage["e2e_ms"]["mean"]
     equal = all(isinstance(planned.get(name), int) for name in ("prompt_tokens", "output_tokens"))
-    if not equal or users is None or users < 2 or life_ms is None:
+    # users who are handed over are where the level before left them
+    if not equal or users is None or users < 2 or life_ms is None or planned.get("handover"):
         return None
     gap_s = _STARTS_APART_S
     if planned.get("ramp_up") is not None:

@@ -216,6 +216,7 @@ def test_a_level_of_which_few_streams_were_in_flight_is_left_out() -> None:
         ({"prompt_tokens": 100, "output_tokens": 64, "ramp_up": 600.0}, None),
         # requests that are not equal part again
         ({"prompt_tokens": 100, "output_tokens": {"mean": 64}, "ramp_up": 0.0}, None),
+        ({"prompt_tokens": 100, "output_tokens": 64, "ramp_up": 0.0, "handover": True}, None),
         ({}, None),
     ],
 )
