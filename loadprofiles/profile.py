@@ -19,7 +19,7 @@ from loadprofiles.explain import explain
 from loadprofiles.overrides import overridden
 from loadprofiles.resolve import resolve
 from loadprofiles.search import KneeSearch, Search, Slo, SloSearch
-from loadprofiles.stage import MOST_LEVELS, FillPool, RateRamp, Stage, StageSpec, check_handovers, levels_of
+from loadprofiles.stage import MOST_LEVELS, FillPool, RateRamp, Stage, StageSpec, begun_anew, check_handovers, levels_of
 from loadprofiles.units import ProfileError, Seconds, Strict, seconds
 from loadprofiles.workload import Conversation, Dataset, OfContext, Synthetic, Trace, Workload
 
@@ -135,8 +135,9 @@ def _expanded(file: ProfileFile) -> Profile:
     stages = [stage for spec in file.stages for stage in levels_of(spec)]
     if len(stages) > MOST_LEVELS:
         raise ProfileError(f"{file.name}: {len(stages)} stages, at most {MOST_LEVELS} are run")
-    if stages[0].handover and sum(1 for _ in levels_of(file.stages[0])) == 1:
+    if stages[0].handover and isinstance(file.stages[0].users, int | FillPool):
         raise ProfileError(f"{file.name}: stages.0.handover: there is no level before it to take users over from")
+    stages = begun_anew(stages)
     check_handovers(file.name, stages)
     shared = {name: getattr(file, name) for name in _ProfileBase.model_fields if name in file.model_fields_set}
     return Profile(**shared, stages=tuple(stages))

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from loadprofiles.lengths import mean_of, most_of
-from loadprofiles.stage import FillPool, Stage, check_handovers
+from loadprofiles.stage import FillPool, Stage, begun_anew, check_handovers
 from loadprofiles.units import ProfileError
 from loadprofiles.workload import Conversation, OfContext, Synthetic
 
@@ -31,7 +31,7 @@ def resolve(profile: Profile, *, max_model_len: int | None, pool_tokens: int | N
     workload = profile.workload
     if isinstance(workload, Synthetic) and isinstance(workload.prompt_tokens, OfContext):
         workload = workload.model_copy(update={"prompt_tokens": stages[0].prompt_tokens})
-    stages = arranged(stages, profile, seed)
+    stages = tuple(begun_anew(arranged(stages, profile, seed)))
     check_handovers(profile.name, stages)
     return profile.model_copy(update={"stages": stages, "workload": workload})
 

@@ -233,6 +233,11 @@ def takes_over(before: Stage | None, stage: Stage) -> bool:
     return stage.handover and before is not None
 
 
+def begun_anew(stages: Sequence[Stage]) -> list[Stage]:
+    """These levels, the first taking over from none: there is none before it."""
+    return [stages[0].model_copy(update={"handover": False}), *stages[1:]]
+
+
 def check_handovers(name: str, stages: Sequence[Stage]) -> None:
     """Whether each level that takes over users follows one that can hand them over.
 

@@ -28,7 +28,7 @@ CUT = {
     "burst": ["stages.*.duration=2500ms"],
     "soak": ["stages.0.duration=3s", "stages.0.users=4", "workload.output_tokens=32"],
     "calibrate": ["stages.0.users=[1, 4]", "stages.1.users=2", "stages.2.users=3", "stages.*.duration=1s"],
-    "chat": ["stages.0.users=[3]", "stages.0.think=50ms", "stages.0.duration=4s", "workload.output_tokens=24"],
+    "chat": ["stages.0.users=[2, 3]", "stages.0.think=50ms", "stages.0.duration=4s", "workload.output_tokens=24"],
     # the small pool keeps two documents of 1,536 tokens, not ten
     "rag": [
         "stages.0.users=[2]",
