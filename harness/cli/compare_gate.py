@@ -116,9 +116,7 @@ def compared(a: Path, b: Path, rules: Sequence[Rule] = (), run_noise: float = 0.
         rows=tuple(_all_rows(here, there, options, left_out, compare_samples)),
         rulings=tuple(rulings(rules, here, there, options)),
         left_out=tuple(left_out),
-        unmatched=tuple(
-            dict.fromkeys(str(s.load) for s in here if not any(s.same_load(other) for other in there))
-        ),
+        unmatched=tuple(dict.fromkeys(str(s.load) for s in here if not any(s.same_load(other) for other in there))),
         differences=tuple(_differences(*runs)),
     )
 
