@@ -80,7 +80,6 @@ def read_run_stages(deployment: Deployment, served: Serving, run: FinishedRun) -
                 max_num_seqs=deployment.max_num_seqs * deployment.dp,
                 wall_users=_wall_users(served, stage),
                 unsteady_is_used=run.is_scout,
-                engines=deployment.dp,
             )
         )
     return readings

@@ -1,8 +1,4 @@
-"""Observations -> factors: the terms of the step by TPOT, or by the server's own steps where it told them, then what stands
-in front of the first token by TTFT.
-
-A step is linear in what it holds, so the mean of all steps is that of the mean contents, however requests bunch; a stream
-meets steps chosen by who began when. Where both are known the steps are fitted, and TPOT scores the fit.
+"""Observations -> factors: the terms of the step by TPOT, then what stands in front of the first token by TTFT.
 
 Both are linear in the factors once the number running is known, which Little's law gives from the measurement itself.
 Every factor takes part with its prior, so that what one cannot tell widens the others as far as it is like them. A factor
@@ -43,8 +39,6 @@ _NARROWED = 0.7
 #: a fit of fewer observations is no test of what it predicts: nearly all of it is the priors
 FEWEST_OBSERVATIONS = 3
 _STEP_ROUNDS = 3
-#: of a normal distribution, its standard deviation over the median distance from its centre
-_MEDIAN_TO_SD = 1.4826
 
 TTFT_FACTORS = REQUEST_FACTORS
 
@@ -129,14 +123,10 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
     last = _Stage(list(TTFT_FACTORS), *_ttft_design(served, factors, timed), prior, expected.ttft, expected.weight)
     factors = last.updated(factors)
     first, second = step.solution, last.solution
-    tpot_errors = {o.label: _tpot_error(served, factors, o) for o in known}
-    # of most stages: one whose requests bunched says nothing of how others are met
-    typical = _MEDIAN_TO_SD * float(np.median(np.abs(np.log1p(list(tpot_errors.values())))))
-    tpot_scatter = max(first.scatter, typical) if any(o.step_s is not None for o in known) else first.scatter
     found_scatter = {
-        "tpot": tpot_scatter,
-        "throughput": tpot_scatter,
-        "per_user": tpot_scatter,
+        "tpot": first.scatter,
+        "throughput": first.scatter,
+        "per_user": first.scatter,
         "ttft": second.scatter,
     }
     users = [o.users for o in known]
@@ -145,16 +135,10 @@ def fit(served: Serving, prior: FactorSet, observations: Sequence[Observation], 
         factors=replace(factors, residual_log_sd=found_scatter, domain=Domain((min(users), max(users)), shapes)),
         condition=condition(first.sensitivities[:, step.narrowed <= _NARROWED]),
         reports={**step.reports(), **last.reports()},
-        tpot_errors=tpot_errors,
+        tpot_errors={o.label: float(np.expm1(-r)) for o, r in zip(known, first.residuals, strict=True)},
         ttft_errors={o.label: float(np.expm1(-r)) for o, r in zip(timed, second.residuals, strict=True)},
         used=len(known),
     )
-
-
-def _tpot_error(served: Serving, factors: FactorSet, o: Observation) -> float:
-    """Of the factors for what a stream met, less one."""
-    amounts = step_amounts(served, factors, o)
-    return float(sum(factors.value(name) * amount for name, amount in amounts.items()) / o.tpot_s - 1)
 
 
 class _Stage:
@@ -224,37 +208,16 @@ def _step_stage(
     known: Sequence[Observation],
     expected: Scatter,
 ) -> _Stage:
-    """The regression of the mean step on its factors: the server's, or that a stream met, where what decodes beside it is
-    taken from ``factors``."""
-    mixes = [_server_mix(served, o) or _stream_mix(served, factors, o) for o in known]
+    """The regression of TPOT on the step's factors, what decodes beside a stream taken from ``factors``."""
+    mixes = [_mix(served, factors, o, others_beside(served, factors, o)) for o in known]
     rows = [_amounts(served, o, mix) for o, mix in zip(known, mixes, strict=True)]
     amounts = np.array([[row[name] for name in names] for row in rows])
     order_sd = np.array([_order_sd(served, factors, o, mix) for o, mix in zip(known, mixes, strict=True)])
-    own_sd = np.hypot(np.array([_told_s(served, o)[1] for o in known]), order_sd)
-    measured = np.array([_told_s(served, o)[0] for o in known])
+    own_sd = np.hypot(np.array([o.tpot_log_sd for o in known]), order_sd)
+    measured = np.array([o.tpot_s for o in known])
     return _Stage(
         names, amounts, np.zeros(len(known)), measured, own_sd, prior, expected.tpot, expected.weight, order_sd
     )
-
-
-def _told_s(served: Serving, o: Observation) -> tuple[float, float]:
-    """The mean step in seconds, and its relative error."""
-    return (o.tpot_s, o.tpot_log_sd) if o.step_s is None or served.deployment.pp > 1 else (o.step_s, o.step_log_sd)
-
-
-def _server_mix(served: Serving, o: Observation) -> Mix | None:
-    """What is in the mean step of the server, where it told: of its output every request's first token is its prompt's.
-    None with a pipeline, whose steps overlap."""
-    if o.step_s is None or o.step_running is None or served.deployment.pp > 1:
-        return None
-    prompts = o.step_running / o.shape.output_tokens
-    decoding = o.step_running - prompts
-    room = max(1.0, served.deployment.max_num_batched_tokens - decoding)
-    chunks = max(1, math.ceil(o.shape.computed_tokens / room))
-    # how many prompts fall into one step is not told: none two of them, or each into any
-    apart, anywhere = min(1.0, prompts * chunks), -math.expm1(-prompts * chunks)
-    mixed, sd = (apart + anywhere) / 2, (apart - anywhere) / 2
-    return Mix(decoding, decoding, prompts, chunks, mixed, sd, 0.0, math.inf)
 
 
 def _order_sd(served: Serving, factors: FactorSet, o: Observation, mix: Mix) -> float:
@@ -262,7 +225,7 @@ def _order_sd(served: Serving, factors: FactorSet, o: Observation, mix: Mix) -> 
     step, shape = step_time(served.physics, factors), o.shape
     one_more = mixed_s(step, mix.beside, shape.computed_tokens / mix.chunks)
     own = step.prompt_chunk_s(shape.computed_tokens, shape.prompt_tokens - shape.computed_tokens)
-    return math.hypot(mix.mixed_sd * one_more, mix.prompts_sd * own) / _told_s(served, o)[0]
+    return math.hypot(mix.mixed_sd * one_more, mix.prompts_sd * own) / o.tpot_s
 
 
 def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
@@ -281,21 +244,14 @@ def others_beside(served: Serving, factors: FactorSet, o: Observation) -> float:
 def step_amounts(served: Serving, factors: FactorSet, observation: Observation) -> dict[str, float]:
     """What each factor of the step multiplies in the mean step of an observation; who is beside whom depends a little on
     the factors themselves."""
-    return _amounts(served, observation, _stream_mix(served, factors, observation))
+    others = others_beside(served, factors, observation)
+    return _amounts(served, observation, _mix(served, factors, observation, others))
 
 
-def _stream_mix(served: Serving, factors: FactorSet, o: Observation) -> Mix:
-    """What is in the mean step that a stream meets."""
+def _mix(served: Serving, factors: FactorSet, o: Observation, others: float) -> Mix:
     d, users = served.deployment, o.users / served.deployment.dp
     bunch = bunch_of(served._replace(pool=None).server(factors, o.shape), o.shape, users)
-    return mix_of(
-        o.shape,
-        others_beside(served, factors, o),
-        users,
-        budget=d.max_num_batched_tokens,
-        micro_batches=d.pp,
-        bunch=bunch,
-    )
+    return mix_of(o.shape, others, users, budget=d.max_num_batched_tokens, micro_batches=d.pp, bunch=bunch)
 
 
 def _amounts(served: Serving, observation: Observation, mix: Mix) -> dict[str, float]:

@@ -42,8 +42,6 @@ _LEAST_DELIVERED = 0.9
 #: and by how much more than that (in logarithms) TTFT is then off what evenly spread users wait (on the virtual clock, 32
 #: and 64 users of 128 + 16 tokens started over 0, 0.7 and 1.2 lives: 3.5 to 8 times)
 _SPREAD_EVENLY, _OF_A_BUNCH = 0.03, 6.0
-#: share of a window that its scrapes, which end before and after it, may seem to leave idle
-_SEEN_BUSY = 0.97
 #: a stage whose means are less sure than this tells nothing
 _MOST_LOG_SD = 0.5
 
@@ -69,7 +67,6 @@ def read_stage(
     max_num_seqs: int | None = None,
     wall_users: float | None = None,
     unsteady_is_used: bool = False,
-    engines: int = 1,
 ) -> Reading:
     """Read a stage.
 
@@ -79,13 +76,12 @@ def read_stage(
         max_num_seqs: over all engines; None where that is unknown.
         wall_users: users at which the pool is full on average; stages beyond are left out whatever they show.
         unsteady_is_used: for stages that were meant short, to learn how fast a server is.
-        engines: that share the users.
 
     Raises:
         InputError: the stage is not what a run writes; names the key.
     """
     try:
-        return _read(stage, planned or {}, max_num_seqs, wall_users, unsteady_is_used, engines)
+        return _read(stage, planned or {}, max_num_seqs, wall_users, unsteady_is_used)
     except (KeyError, TypeError) as error:
         raise InputError(f"a stage cannot be read: {error!r}", "expected what summary.json of a run holds") from error
 
@@ -96,7 +92,6 @@ def _read(
     max_num_seqs: int | None,
     wall_users: float | None,
     unsteady: bool,
-    engines: int,
 ) -> Reading:
     totals = stage["totals"]
     prompt, output, users = totals["prompt_tokens_mean"], totals["output_tokens_mean"], stage["users"]
@@ -115,7 +110,7 @@ def _read(
     tpot_s = _tpot_s(stage, settled=_settled(stage, planned))
     if tpot_s is None:
         return found._replace(reason="no time per output token: answers of one token, or none ended in the window")
-    step_s, step_running, step_log_sd = _step(stage, shape, users, engines)
+    step_s, step_running, step_log_sd = _step(stage, shape, users)
     observation = Observation(
         label=label,
         shape=shape,
@@ -265,22 +260,12 @@ def _bunched(tpot_s: float, step_s: float | None) -> float:
     return 0.0 if step_s is None else _OF_A_BUNCH * max(0.0, math.log(step_s / tpot_s) - _SPREAD_EVENLY)
 
 
-def _step(
-    stage: Mapping[str, Any], shape: Shape, users: float, engines: int
-) -> tuple[float | None, float | None, float]:
-    """The server's own step. With one user it stands idle between requests, which a gauge read now and then cannot tell.
-
-    The server says it runs nothing while it computes the prompts of requests that all came at once, for it counts at the
-    ends of steps. Users who do not think leave it no time to rest: then the whole window went into steps.
-    """
+def _step(stage: Mapping[str, Any], shape: Shape, users: float) -> tuple[float | None, float | None, float]:
+    """The server's own step. With one user it stands idle between requests, which a gauge read now and then cannot tell."""
     server = stage["server"] or {}
     step_ms, steps, tokens = (server.get(key) for key in ("step_ms_mean", "steps", "tokens_per_step_mean"))
-    if users < 2 * engines or not (step_ms and steps and tokens):
+    if users < 2 or not (step_ms and steps and tokens):
         return None, None, 0.0
-    window_ms = (stage["window"]["end_s"] - stage["window"]["start_s"]) * 1e3
-    busy = step_ms * steps / (window_ms * engines)
-    if shape.think_s == 0 and busy < _SEEN_BUSY:
-        step_ms /= busy
     # of the tokens of a step, those that decode and the first tokens are output
     decoding = tokens / (1 + shape.computed_tokens / shape.output_tokens)
     return step_ms / 1e3, decoding, max(_LEAST_LOG_SD, 0.5 / math.sqrt(steps))

@@ -19,7 +19,6 @@ from calibration.prediction import propagate
 from calibration.priors import prior_factors
 from calibration.queueing import Shape, closed_loop
 from calibration.serving import Serving, serving
-from calibration.steptime import step_time
 
 SHAPES = (Shape(prompt_tokens=128, output_tokens=512), Shape(prompt_tokens=4000, output_tokens=200))
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -259,30 +258,3 @@ def test_a_fit_of_forty_stages_takes_under_two_seconds_of_cpu() -> None:
     fitted(s, many)
     assert len(many) == 40
     assert time.process_time() - begun < 2
-
-
-def test_the_server_s_steps_tell_the_truth_where_streams_met_few_prompts() -> None:
-    """Requests that bunch decode while no prompt is computed: TPOT says prompts cost little, the mean step does not."""
-    s = served()
-    truth = truth_of(s, 4)
-    step = step_time(s.physics, truth)
-    bunched, seen = [], []
-    for o in stages(s, truth, noise=0.005):
-        if o.users < 4 or o.shape != SHAPES[1]:
-            bunched.append(o)
-            seen.append(o)
-            continue
-        running = closed_loop(s.server(truth, o.shape), o.shape, o.users).running
-        decoding = running * (o.shape.output_tokens - 1) / o.shape.output_tokens
-        prompts = running / o.shape.output_tokens
-        mean = step.step_s(decoding, decoding * o.shape.mean_context, 0.0)
-        mean += prompts * (step.prompt_chunk_s(o.shape.prompt_tokens, 0.0) + step.mixed_step_overhead_s)
-        alone = step.step_s(running, running * o.shape.mean_context, 0.0)
-        bunched.append(replace(o, tpot_s=alone, ttft_s=None))
-        seen.append(replace(bunched[-1], step_s=mean, step_running=running, step_log_sd=0.005))
-    even, told, blind = (
-        closed_loop(s.server(factors, SHAPES[1]), SHAPES[1], 64).tpot_s
-        for factors in (truth, fitted(s, seen).factors, fitted(s, bunched).factors)
-    )
-    assert told == pytest.approx(even, rel=0.02)
-    assert blind < 0.8 * even
