@@ -106,16 +106,22 @@ def test_the_server_s_step_stands_beside() -> None:
     assert alone.step_s is None
 
 
-def test_requests_that_begin_together_tell_little_of_the_first_token() -> None:
-    """The server runs longer steps than a stream meets: prompts come in bunches while few decode."""
-    even, bunched = (
-        read_stage(stage(server__step_ms_mean=step_ms)).observation for step_ms in (10.0 * 1.02, 10.0 * 1.35)
+def test_starts_that_crowd_tell_little_and_those_at_once_tell_who_stays_with_whom() -> None:
+    """A life is 0.55 s, a step 10 ms."""
+    lengths = {"prompt_tokens": 100, "output_tokens": 50}
+    spread, crowded, at_once, drawn = (
+        read_stage(stage(), {"ramp_up": ramp_up, **planned}).observation
+        for ramp_up, planned in ((0.55, lengths), (0.35, lengths), (0.014, lengths), (0.35, {}))
     )
-    assert even is not None
-    assert bunched is not None
-    assert even.tpot_s == bunched.tpot_s == pytest.approx(0.010)
-    assert even.ttft_log_sd < 0.1
-    assert bunched.ttft_log_sd == pytest.approx(6 * (math.log(1.35) - 0.03), rel=0.01)
+    assert spread is not None
+    assert crowded is not None
+    assert at_once is not None
+    assert drawn is not None
+    short = 1 - 0.35 * 8 / 7 / 0.55
+    assert crowded.tpot_log_sd == pytest.approx(math.hypot(spread.tpot_log_sd, 0.3 * short))
+    assert crowded.ttft_log_sd == pytest.approx(math.hypot(spread.ttft_log_sd, 1.2 * short))
+    for even in (at_once, drawn):
+        assert (even.tpot_log_sd, even.ttft_log_sd) == (spread.tpot_log_sd, spread.ttft_log_sd)
 
 
 def test_closed_metrics_cost_the_server_s_side_only() -> None:
