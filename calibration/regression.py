@@ -86,10 +86,13 @@ def solve(
     model, slope = _model(amounts, offset, theta)
     sd = np.hypot(size, own_sd)
     scaled = slope * (weights / sd**2)[:, None]
-    covariance = np.linalg.inv(scaled.T @ slope + _precision(theta - np.log(prior), prior_sd))
+    precision = _precision(theta - np.log(prior), prior_sd)
+    covariance = np.linalg.inv(scaled.T @ slope + precision)
     if common_sd is not None:
+        # what all share makes each count for less, but scatters none of them: it moves them together
+        alone = scaled.T @ (slope * (1.0 - (common_sd / sd) ** 2)[:, None]) + precision
         moved = covariance @ (scaled.T @ common_sd)
-        covariance = covariance + np.outer(moved, moved)
+        covariance = covariance @ alone @ covariance + np.outer(moved, moved)
     return Solution(theta, covariance, size, weights, target - np.log(model), slope)
 
 
