@@ -209,10 +209,11 @@ def _gap_s(stage: Mapping[str, Any], planned: Mapping[str, Any]) -> float | None
     # users who are handed over are where the level before left them
     if not equal or users is None or users < 2 or life_ms is None or planned.get("handover"):
         return None
+    gaps = float(users - 1)
     if planned.get("ramp_up") is not None:
-        return float(planned["ramp_up"]) / (users - 1)
+        return float(planned["ramp_up"]) / gaps
     if planned.get("duration") is not None:
-        return min(_STARTS_APART_S, _START_SHARE * float(planned["duration"]) / (users - 1))
+        return min(_STARTS_APART_S, _START_SHARE * float(planned["duration"]) / gaps)
     return _STARTS_APART_S
 
 
