@@ -31,8 +31,8 @@ Method = Literal["closed_form", "twin"]
 
 #: where the share of a request's wait that the scheduler does not explain is taken for loads beyond the wall
 _BELOW_WALL = 0.75
-#: what users who start together change is known to this share of it (log sd): on the virtual clock, seeds and step times
-#: that differ by 10 % moved the TTFT of 64 users of 128 + 16 tokens so far
+#: what users who start together change is taken to be known to this share of it (log sd): about twice of what four seeds
+#: with 10 % of noise on every step moved the TTFT of 32 and 64 users of 128 + 16 tokens on the virtual clock
 _OF_TOGETHER = 0.3
 #: lives of a request over which starts no longer crowd, and below which they do; in between it depends on trifles (two runs
 #: of a real vLLM at 0.65 lives had bunches at some levels and none at others)
@@ -193,14 +193,16 @@ class Predictor:
 
     def _together(self, load: Load, means: Mapping[str, Estimate]) -> dict[str, Estimate]:
         """Means of users who start as the load says, by how they stand on the virtual clock to those of users who start
-        evenly over more than a life, for whom the closed form speaks. Equal requests that began together wait for each other's prompts ever
-        after: by how much depends on who met whom, so the intervals widen with it."""
+        evenly over more than a life, for whom the closed form speaks. Equal requests that began together wait for each
+        other's prompts ever after: by how much depends on who met whom, so the intervals widen with it."""
         assert load.start_spread_s is not None
         even = replace(load, start_spread_s=_EVEN_LIVES * means["e2e"].value)
         overhead_s = self._overhead_s(even, beyond=False)
         # neighbouring starts, for a single run of such a load tells little of the next
         near = [replace(load, start_spread_s=load.start_spread_s * share) for share in (0.85, 1.0, 1.15)]
         readings = [self._simulate(self.factors, each, overhead_s) for each in (even, *near)]
+        if None in readings:  # as :meth:`_in_order`: where no request ended there is nothing to compare
+            return dict(means)
         first, *others = [_values(reading) for reading in readings if reading is not None]
         found = dict(means)
         for name, estimate in means.items():

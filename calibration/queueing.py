@@ -135,8 +135,8 @@ class MeanStep(NamedTuple):
     ``mean_s``: between two tokens of a running stream. ``prompts`` of others are computed in such a step, ``prompt_load``
     is their share of its time, and ``work_s`` what one adds to a step that has another in it. ``beside_s``: a step of the
     others alone, in which a prompt is computed for ``prompt_s`` more, in ``chunks``. ``busy``: how likely there is
-    somebody else when a request comes, with so many prompts ``ahead``. ``order_log_sd``: relative error of ``mean_s`` for not knowing whose prompts share
-    a step.
+    somebody else when a request comes, with so many prompts ``ahead``. ``order_log_sd``: relative error of ``mean_s`` for
+    not knowing whose prompts share a step.
     """
 
     mean_s: float
@@ -155,7 +155,8 @@ class Mix(NamedTuple):
     """What is in the mean step of one micro-batch, as a running stream sees it: ``seen`` sequences decode, itself among
     them; ``beside`` decode in a step that computes a prompt; ``prompts`` of others are computed in it, each in
     ``chunks``; the share ``mixed`` of steps has one in it, give or take ``mixed_sd``: how many prompts fall into one step
-    depends on who began when, and ``prompts`` give or take ``prompts_sd`` for the same reason. A user goes round in a ``cycle`` of so many steps, infinitely many where it never comes back."""
+    depends on who began when, and ``prompts`` give or take ``prompts_sd`` for the same reason. A user goes round in a
+    ``cycle`` of so many steps, infinitely many where it never comes back."""
 
     seen: float
     beside: float
@@ -374,7 +375,8 @@ def launched_s(server: Server, step: MeanStep, *, follows: bool) -> float:
 
 def ahead_s(shape: Shape, users: float, step: MeanStep) -> float:
     """Seconds of prompts of others before the first token comes, on average: in a steady state all that come during one
-    step are computed together in the next (a bunch goes on as it began); a first wave trickles in, and half of everybody else comes before."""
+    step are computed together in the next (a bunch goes on as it began); a first wave trickles in, and half of everybody
+    else comes before."""
     share = 0.0 if shape.requests_per_user is None else 1.0 / shape.requests_per_user
     steady = step.ahead * step.work_s
     return (1 - share) * steady + share * max(steady, (users - 1) / 2 * step.prompt_s)

@@ -39,8 +39,8 @@ _PRINTED_LOG_SD = {"tpot_ms": 0.05, "ttft_ms": 0.2}
 #: with fewer of the level's streams in flight on average, it is another level that was measured
 _LEAST_DELIVERED = 0.9
 #: where users start faster than requests end, but not all but at once, it depends on trifles whose prompts come together:
-#: errors (log sd) of the means per share of a life that the starts fall short of one. On one real server 16 users of
-#: 128 + 16 tokens, started over half a life, once met prompts evenly (TTFT 3.2 s) and once all at once (5.4 s)
+#: errors (log sd) of the means per share of a life that the starts fall short of one. On one real server the TTFT of 16
+#: users of 128 + 16 tokens was 1.8 s started over a whole life, 3.2 s over half of one and 5.4 s over a quarter
 _AT_ONCE_LIVES = 0.1
 _CROWDED_LOG_SD = {"tpot_ms": 0.3, "ttft_ms": 1.2}
 #: a stage whose means are less sure than this tells nothing

@@ -68,7 +68,8 @@ def hold(run: RunData, calibration: Calibration, *, transfer: bool = False) -> t
 
 
 def _asked(run: RunData) -> dict[int, Asked]:
-    """Think times and starts of a run's stages, from the profile as it was run."""
+    """Think times of a run's stages, and starts where requests are equal and so keep who began together, from the profile as
+    it was run. Users that were handed over are where the level before left them."""
     from calibration.compare_levels import Asked
     from loadprofiles.arrivals import ramp_up_s
     from loadprofiles.pauses import mean_pause_s
@@ -76,7 +77,9 @@ def _asked(run: RunData) -> dict[int, Asked]:
     found = {}
     for index, stage in enumerate(run.run.get("profile", {}).get("stages", ())):
         users = stage.get("users")
-        spread_s = ramp_up_s(users, stage.get("ramp_up"), stage.get("duration")) if isinstance(users, int) else None
+        equal = all(isinstance(stage.get(name), int) for name in ("users", "prompt_tokens", "output_tokens"))
+        starts = equal and not stage.get("handover")
+        spread_s = ramp_up_s(users, stage.get("ramp_up"), stage.get("duration")) if starts else None
         found[index] = Asked(mean_pause_s(stage.get("think", 0.0)), spread_s)
     return found
 

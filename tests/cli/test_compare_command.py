@@ -10,9 +10,10 @@ import pytest
 
 from calibration.trace import RequestTrace
 from harness.cli.app import main
+from harness.cli.compare_calibration import _asked
 from harness.measure.summary import StageReadings, summarise
 from harness.measure.window import StageLoad
-from harness.store import RunWriter
+from harness.store import RunData, RunWriter
 
 POOL = {"usable_blocks": 40, "block_size": 32, "usable_tokens": 1280}
 #: users -> preemptions and output tokens a second, as a real server with this pool gave them
@@ -189,3 +190,20 @@ def test_a_run_that_repeats_nothing_says_nothing_of_repeats(
 ) -> None:
     assert run(monkeypatch, write_run(tmp_path / "run"), "--json") == 0
     assert "repeats" not in json.loads(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spread_s"),
+    [
+        ({}, 0.014),
+        ({"ramp_up": 5.0}, 5.0),
+        ({"output_tokens": {"kind": "normal", "mean": 64, "std": 8}}, None),
+        ({"handover": True}, None),
+    ],
+)
+def test_who_began_together_stays_together_only_where_requests_are_equal(
+    changes: dict[str, Any], spread_s: float | None
+) -> None:
+    stage = {"users": 8, "prompt_tokens": 64, "output_tokens": 64, "duration": 30.0, **changes}
+    asked = _asked(RunData(Path("run"), {"profile": {"stages": [stage]}}, []))
+    assert asked[0].start_spread_s == (None if spread_s is None else pytest.approx(spread_s))
